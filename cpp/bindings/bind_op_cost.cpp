@@ -11,9 +11,9 @@
 namespace phaze::bindings {
 namespace {
 
-using PrecisionTuple = std::array<double, 6>;  // the fields of Precision
+using PrecisionTuple = std::array<double, 7>;  // the fields of Precision
 
-Precision precision_of(const PrecisionTuple& p) { return {p[0], p[1], p[2], p[3], p[4], p[5]}; }
+Precision precision_of(const PrecisionTuple& p) { return {p[0], p[1], p[2], p[3], p[4], p[5], p[6]}; }
 
 ChipBatch batch_of(const py::object& chips, const py::object& tuning_of, const py::object& tunings,
                    const PrecisionTuple& precision) {

@@ -569,7 +569,7 @@ void bind_plan_records(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(LayerKindRecord, parameters, expert_parameters, stash_bytes, live_bytes,
                        once_bytes, copy_bytes, cast_bytes, shape_bytes, boundary, layer_peaks,
                        frozen_parameters, frozen_experts, packed_parameters, packed_bytes,
-                       more_state_bytes, step_gather_bytes, slice_s, stage_work);
+                       more_state_bytes, step_gather_bytes, slice_s, stage_work, host_state);
   PYBIND11_NUMPY_DTYPE(StrategyRecord, tp, cp, ep, etp, micro_batch, message_bytes, gathered_bytes,
                        copied_parameters, sent_bytes, variants, group_kind, copied_frozen,
                        copied_state_bytes);

@@ -95,7 +95,9 @@ def constants_of(software: Software, chip: Accelerator | None = None) -> tuple[R
         RunConstant("node_share", "of the bandwidth inside a node", 1.0, 0.3, 0.05, 2.0),
     ]
     if slice_s:
-        found.append(RunConstant("slice_host_s", "s a matrix and replica", slice_s, 1.2, 1e-8, 1e-4))
+        found.append(
+            RunConstant("slice_host_s", "s a matrix and replica", slice_s, 1.2, 1e-8, 1e-4)
+        )
     if software.overlap_gradients:
         found.append(
             RunConstant("exposed_gradients", "s of delay a hidden s", exposed, 1.0, 0.01, 50.0)

@@ -229,18 +229,21 @@ def _model(row: CsvRow, assumed: list[str]) -> TransformerModel:
 
 
 def _wired(
-    row: CsvRow, entry: Mapping[str, Any], wired: TieredFabric, devices: int
+    row: CsvRow, entry: Mapping[str, Any], wired: TieredFabric, devices: int, assumed: list[str]
 ) -> TieredFabric:
-    """Return the interconnect as the row's words, or its source, say it is wired."""
-    tiers = [tier.model_dump() for tier in wired.tiers]
-    said = network_of(row.text("network"), tiers[0]["size"])
-    wiring = _entry("wiring", row.text("source"))
+    """Return the interconnect as the row's words, a name in them, or its source say it is wired."""
+    tiers, words = [tier.model_dump() for tier in wired.tiers], row.text("network")
+    said = network_of(words, tiers[0]["size"])
+    wiring = _entry("networks", words, row) or _entry("wiring", row.text("source"))
     if said.node_devices is not None and len(tiers) > 1:
         tiers[0]["size"] = said.node_devices
     if said.beyond_node_bytes_per_s is not None and len(tiers) > 1:
         tiers[-1]["bandwidth_bytes_per_s"] = said.beyond_node_bytes_per_s
     elif wiring is not None:
-        tiers[-1]["bandwidth_bytes_per_s"] = wiring["beyond_node_bytes_per_s"]
+        reached = wiring["beyond_node_bytes_per_s"]
+        tiers[-1]["bandwidth_bytes_per_s"] = reached
+        if words and devices > tiers[0]["size"]:
+            assumed.append(f"network {words}: {reached / 1e9:g} GB/s a device")
     used = entry.get("used_of_a_node", tiers[0]["size"])
     if devices > used and devices % tiers[0]["size"] and devices % used == 0:
         tiers[0]["size"] = used
@@ -271,7 +274,7 @@ def _cluster(row: CsvRow, assumed: list[str]) -> Cluster:
     if "sustained" in entry:
         chip = sustained_rates(entry["sustained"]).applied(chip)
     if isinstance(wired, TieredFabric):
-        wired = _wired(row, entry, wired, devices)
+        wired = _wired(row, entry, wired, devices, assumed)
     try:
         return Cluster(devices=devices, fabric=wired, chip=chip)
     except InvalidInputError as error:

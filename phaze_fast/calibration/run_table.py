@@ -111,7 +111,9 @@ def standard_cells(cells: Mapping[str, str]) -> dict[str, str]:
 # ---- networks in words ----
 
 _BITS = {"tb/s": 1e12, "gb/s": 1e9, "tbps": 1e12, "gbps": 1e9}
-_NODE = re.compile(r"(\d+)[ -](?:\w+ )?(?:GPU|device|NeuronCore|accelerator|TPU)s?\b", re.I)
+_NODE = re.compile(
+    r"(?:(\d+)[ -](?:\w+ )?(?:GPU|device|NeuronCore|accelerator|TPU)s?|NVL-?(\d+))\b", re.I
+)
 _RATE = re.compile(
     r"(?:(\d+) ?x ?)?(\d+(?:\.\d+)?) ?(Tb/s|Gb/s|Tbps|Gbps|GB/s|TB/s)"
     r"[^,;]*?\b(?:per|a|an|each) (\w+)"
@@ -144,7 +146,7 @@ def network_of(words: str, node_devices: int) -> Network:
     Network(node_devices=8, beyond_node_bytes_per_s=6250000000.0)
     """
     node, rate = _NODE.search(words), _RATE.search(words)
-    size = (int(node[1]) or None) if node else None
+    size = (int(node[1] or node[2]) or None) if node else None
     if rate is None:
         return Network(size, None)
     count, value, unit, owner = rate.groups()

@@ -303,7 +303,7 @@ def compare_predictions(validation: RunValidation, path: Path | str) -> tuple[Ru
     Returns
     -------
     ours, theirs
-        The same rows by either model.
+        The same rows by either model, each with the measures that both predict.
 
     Raises
     ------
@@ -332,7 +332,17 @@ def compare_predictions(validation: RunValidation, path: Path | str) -> tuple[Ru
         )
     if not theirs:
         raise InvalidInputError(f"{path}: no row of the table of runs is predicted")
-    common = tuple(ours[row.run.line] for row in theirs)
+    common = tuple(
+        OtherPrediction(
+            own.run,
+            own.plan,
+            math.nan if math.isnan(row.time_s) else own.time_s,
+            math.nan if math.isnan(row.reported_bytes) else own.reported_bytes,
+            None if row.fits is None else own.fits,
+        )
+        for row in theirs
+        for own in (ours[row.run.line],)
+    )
     return RunGroup("phaze-fast", common, {}), RunGroup(Path(path).stem, tuple(theirs), {})
 
 

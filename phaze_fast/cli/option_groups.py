@@ -34,10 +34,14 @@ _PANELS = {
         *("software", "fusion", "reserved_bytes"),
     ),
     "Parallel widths and sharding": (
-        *("tp", "pp", "dp", "cp", "cp_kind", "ep", "etp", "expert_imbalance", "expert_overlap"),
-        *("overlap_experts", "sequence_parallel", "zero", "shard", "rank_order", "idle"),
+        *("tp", "pp", "dp", "cp", "cp_kind", "ep", "etp", "dispatcher"),
+        *("expert_imbalance", "expert_overlap", "overlap_experts", "sequence_parallel"),
+        *("zero", "shard", "rank_order", "idle"),
     ),
-    "Pipeline and recomputation": ("schedule", "vpp", "stages", "recompute", "recompute_some"),
+    "Pipeline and recomputation": (
+        *("schedule", "vpp", "stages", "recompute", "recompute_some"),
+        *("offload", "offload_optimizer"),
+    ),
 }
 _REQUIRED = inspect.Parameter.empty
 _PANEL = {field: title for title, names in _PANELS.items() for field in names}

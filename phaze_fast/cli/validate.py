@@ -114,14 +114,14 @@ def _compared(both: Sequence[RunGroup]) -> RenderableType:
     columns += [f"{status}: said to fit>" for status in statuses]
     rows = []
     for group in both:
-        shares = [fit / n for n, fit in (group.fits.get(s, (0, 0)) for s in statuses) if n]
+        fits = [group.fits.get(status, (0, 0)) for status in statuses]
         rows.append(
             [
                 group.name,
                 *(["0", *["-"] * 5] if group.time is None else _errors(group.time)),
                 _share(None if group.regret is None else float(group.regret["mean"])),
                 _share(None if group.memory is None else group.memory.mean_abs_err),
-                *([_share(share) for share in shares] or ["-"] * len(statuses)),
+                *[_share(fit / n if n else None) for n, fit in fits],
             ]
         )
     return table("Two models on the same rows", columns, rows)

@@ -399,33 +399,64 @@ def _refuse_bad(ops: Array, status: Array, chip_of: Array, begin: int) -> None:
 
 
 class _Kept(NamedTuple):
-    """Shares of HBM bytes that stay on chip, for operators and sizes of the buffer."""
+    """Shares of HBM bytes that stay on chip, for operators and levels of memory."""
 
-    capacities: Array
-    """Sizes of the buffer, rising."""
+    levels: Array
+    """Size of the buffer, and HBM bandwidth over that of stacked DRAM (0: none); rising."""
     shares: Array
-    """Distinct rows of shares of the bytes that are priced, then of compulsory bytes; shape
-    (rows, 2, capacities)."""
+    """Distinct rows of `_SHARES`, shape (rows, kinds, levels)."""
     row_of: Array
     """Row of each operator."""
 
     @classmethod
     def of(cls, graphs: Sequence[OpGraph], batch: Machines) -> _Kept:
         """Find what stays on chip in graphs on chips."""
-        capacities = np.unique(_tile_bytes(batch.records))
-        tables = [layer_traffic(graph, capacities, batch.precision) for graph in graphs]
-        kept = np.concatenate([table.kept_shares for table in tables], axis=1)
-        # A byte that takes longer to write than to read is part of no bound by compulsory bytes.
-        reads_as_writes = bool((batch.tunings["hbm_write_share"] == 1.0).all())
-        spared = np.concatenate([table.spared_shares for table in tables], axis=1)
-        both = np.stack([kept, spared if reads_as_writes else kept]).transpose(2, 0, 1)
+        levels = np.unique(_levels(batch), axis=0)
+        tables = [_shares(graph, levels, batch) for graph in graphs]
+        both = np.concatenate(tables, axis=2).transpose(2, 0, 1)
         shares, row_of = np.unique(both, axis=0, return_inverse=True)
-        return cls(capacities, shares, row_of.reshape(-1))
+        return cls(levels, shares, row_of.reshape(-1))
 
-    def most(self) -> Array:
-        """Return the largest share of each operator over all sizes."""
-        largest: Array = self.shares[:, 0].max(axis=1)[self.row_of]
+    def most(self, kind: str) -> Array:
+        """Return the largest share of each operator over all levels."""
+        largest: Array = self.shares[:, _SHARES.index(kind)].max(axis=1)[self.row_of]
         return largest
+
+
+_SHARES = ("priced", "compulsory", "hbm", "stacked_bytes", "less_hbm_bytes")
+"""Shares that are not moved: of the bytes that are priced, of compulsory bytes, and of the bytes
+priced that are not moved from HBM; bytes of stacked DRAM; and bytes that HBM is charged with in
+place of time in stacked DRAM. The first two differ from the third with stacked DRAM alone."""
+
+
+def _shares(graph: OpGraph, levels: Array, batch: Machines) -> Array:
+    """Return the shares of operators at levels of memory, shape (kinds, levels, operators)."""
+    sizes = np.ascontiguousarray(levels[:, 0])
+    traffic = layer_traffic(graph, sizes, batch.precision)
+    moved = from_hbm = traffic.moved
+    stacked_bytes = np.zeros_like(moved)
+    if batch.stacked is not None:
+        size = np.array([float(batch.stacked.capacity_bytes)])
+        low = graph.ops["format"] != 0  # priced in another format: as without
+        from_stack = layer_traffic(graph, size, batch.precision).moved
+        from_hbm = np.where(low, moved, np.minimum(from_stack, moved))
+        stacked_bytes = np.where(low, 0.0, moved)
+        moved = np.where(low, moved, np.maximum(from_hbm, moved * levels[:, 1:]))
+    charged = traffic._replace(moved=moved)
+    kept, spared = charged.kept_shares, charged.spared_shares
+    # A byte that takes longer to write than to read is part of no bound by compulsory bytes.
+    slow_writes = bool((batch.tunings["hbm_write_share"] < 1.0).any())
+    hbm = traffic._replace(moved=from_hbm).kept_shares
+    return np.stack([kept, kept if slow_writes else spared, hbm, stacked_bytes, moved - from_hbm])
+
+
+def _levels(batch: Machines) -> Array:
+    """Return the bytes available to tiles on each chip, and the speed of its HBM (`_Kept`)."""
+    ratio = np.zeros(len(batch))
+    if batch.stacked is not None:
+        ratio = batch.records["hbm_bytes_per_s"] / batch.stacked.bandwidth_bytes_per_s
+    levels: Array = np.stack([_tile_bytes(batch.records), ratio], axis=1)
+    return levels
 
 
 def _most_spared(forms: Sequence[Sequence[OpGraph]], batch: Machines) -> Array:
@@ -433,24 +464,22 @@ def _most_spared(forms: Sequence[Sequence[OpGraph]], batch: Machines) -> Array:
 
     The operators are those of the first form; the others have them too, and more.
     """
-    capacities = np.unique(_tile_bytes(batch.records))
-    slow_writes = bool((batch.tunings["hbm_write_share"] < 1.0).any())
+    levels = np.unique(_levels(batch), axis=0)
     spared = []
     for parts in zip(*forms, strict=True):
-        first = layer_traffic(parts[0], capacities, batch.precision)
-        least = dict.fromkeys(parts[0].names, np.inf)
-        most = dict.fromkeys(parts[0].names, 0.0)
+        first = parts[0]
+        whole = _core.op_hbm_bytes(first.ops, np.array([np.inf]), batch.precision, False)
+        most = dict.fromkeys(first.names, 0.0)
         for part in parts:
-            traffic = layer_traffic(part, capacities, batch.precision)
-            columns = zip(traffic.moved.min(axis=0), traffic.kept_shares.max(axis=0), strict=True)
-            for name, (moved, kept) in zip(part.names, columns, strict=True):
-                if name in least:
-                    least[name] = min(least[name], float(moved))
-                    most[name] = max(most[name], float(kept))
-        moved = np.array([least[name] for name in parts[0].names])
-        shares = first._replace(moved=moved[None]).spared_shares[0]
-        # A byte that takes longer to write than to read is bounded by the share of those written.
-        spared.append(np.maximum(shares, list(most.values())) if slow_writes else shares)
+            own = _core.op_hbm_bytes(part.ops, np.array([np.inf]), batch.precision, False)
+            shares = _shares(part, levels, batch)[_SHARES.index("compulsory")].max(axis=0)
+            by_name = dict(zip(part.names, zip(own, shares, strict=True), strict=True))
+            for name, size in zip(first.names, whole, strict=True):
+                bytes_of_form, share = by_name[name]
+                if size > 0.0:
+                    least = 1.0 - min(1.0, bytes_of_form / size) * (1.0 - share)
+                    most[name] = max(most[name], float(least))
+        spared.append(np.array(list(most.values())))
     return np.concatenate(spared)
 
 
@@ -466,9 +495,9 @@ def _priced_by_size(
 ) -> tuple[Array, ...]:
     """Price operators whose share of bytes depends on the buffer; `kept_share` is their row."""
     tables = tuple(np.empty((len(batch), len(shapes))) for _ in range(4))
-    sizes, rows = _tile_bytes(batch.records), shapes["kept_share"].astype(np.intp)
-    for c, capacity in enumerate(kept.capacities):
-        mine = np.flatnonzero(sizes == capacity)
+    levels, rows = _levels(batch), shapes["kept_share"].astype(np.intp)
+    for c, level in enumerate(kept.levels):
+        mine = np.flatnonzero((levels == level).all(axis=1))
         if not len(mine):
             continue
         sized = in_format(shapes, batch.precision).copy()
@@ -483,6 +512,10 @@ def _priced_by_size(
         )
         for table, value in zip(tables, values, strict=True):
             table[mine] = value
+        if batch.stacked is not None and not rough:
+            stacked, less = kept.shares[rows, 3, c], kept.shares[rows, 4, c]
+            tables[3][mine] += stacked * batch.stacked_byte_j
+            tables[3][mine] -= less * some.energy["hbm_byte_j"][:, None]
     return tables
 
 
@@ -590,7 +623,8 @@ def estimate_costs(
         else np.zeros(0, dtype=_core.OPERATOR_DTYPE)
     )
     unfused = (ops["function"] == 0) & (ops["epilogue"] == 0)
-    kept = _Kept.of(flat, batch) if any(graph.resident for graph in flat) else None
+    tiered = batch.stacked is not None or any(graph.resident for graph in flat)
+    kept = _Kept.of(flat, batch) if tiered else None
     tables = []
     pruned = (ops["kind"] == _WEIGHT_PRODUCT) & (batch.products_done < 1.0)
     codes = np.unique(np.stack([ops["format"], pruned], axis=1), axis=0).tolist() or [[0, 0]]
@@ -659,9 +693,9 @@ class _IdealWork(NamedTuple):
         parts = _flat([graph])
         batch = machines(records, like=like).sparse  # at least as fast in every operator
         ops = np.concatenate([part.ops for part in parts])
-        if any(part.resident for part in parts):
+        if batch.stacked is not None or any(part.resident for part in parts):
             if forms is None:
-                ops["kept_share"] = _Kept.of(parts, batch).most()
+                ops["kept_share"] = _Kept.of(parts, batch).most("hbm")
             else:
                 ops["kept_share"] = _most_spared([parts, *(_flat([x]) for x in forms)], batch)
         shapes, which = distinct_operators(ops)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,9 +20,11 @@ from phaze_fast.hardware import (
     presets,
     tuning_record,
 )
-from phaze_fast.hardware.chip import Dtype
+from phaze_fast.hardware.chip import Dtype, StackedDram
 from phaze_fast.hardware.silicon import die_areas_mm2
 from phaze_fast.tables import Array
+
+T = TypeVar("T")
 
 PRECISIONS: dict[str, tuple[float, float]] = {
     "bf16": (2.0, 2.0),
@@ -48,6 +50,8 @@ class Streams(NamedTuple):
     """Elements of a row that stream at a time."""
     copies: float = 2.0
     """Strips and tiles of each kind in the buffer at once."""
+    spills: float = 2.0
+    """Transfers of a partial sum that leaves the chip: 2, or 1 where it is added in memory."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,10 @@ class Machines:
     """Watts of each chip that computes nothing: leakage, clock, HBM background."""
     limit_w: Array
     """Rated power of each chip, which its firmware keeps to; infinite where none is given."""
+    stacked: StackedDram | None = None
+    """DRAM between buffer and HBM, the same on all chips."""
+    stacked_byte_j: float = 0.0
+    """What a byte of it costs."""
     products_done: float = 1.0
     """Share of the multiplications of forward products with weights that is done: less than 1 where
     the cores skip zeros."""
@@ -220,7 +228,17 @@ def machines(
     else:
         spent = _spending_of(listed, records, energy)
     numbers = _streams(several, dtype, rate)
-    return Machines(records, tuning_of, tunings, numbers, *spent, _products_done(several))
+    tier = _one_of("stacked", [None if chip is None else chip.stacked for chip in several])
+    table = energy_table_for(several[0] if several else None) if energy is None else energy
+    tiered = (tier, table.stacked_byte_j, _products_done(several))
+    return Machines(records, tuning_of, tunings, numbers, *spent, *tiered)
+
+
+def _one_of(name: str, values: Sequence[T]) -> T | None:
+    """Return what chips have in common, or none for no chips."""
+    if len(set(values)) > 1:
+        raise InvalidInputError(f"chips: {name} differs among them; ask for them one by one")
+    return values[0] if values else None
 
 
 def _streams(chips: Sequence[Accelerator | None], dtype: Dtype, rate: float) -> Streams:
@@ -235,12 +253,14 @@ def _streams(chips: Sequence[Accelerator | None], dtype: Dtype, rate: float) -> 
             rate,
             float(chip.buffer.strip_depth),
             float(chip.buffer.copies),
+            1.0 if chip.hbm is not None and chip.hbm.adder_bytes else 2.0,
         )
         for chip in known
     }
     if len(options) > 1:
         raise InvalidInputError(
-            "chips: sum_bytes, strip_depth or copies differ among them; ask for them one by one"
+            "chips: sum_bytes, strip_depth, copies or adder_bytes differ among them; ask for them "
+            "one by one"
         )
     return options.pop() if options else Streams(read, written, 4.0, rate)
 
@@ -261,6 +281,8 @@ def energy_table_for(chip: Accelerator | None) -> EnergyTable:
     if chip is None:
         return energy_table_of()
     table = energy_table_of(chip.process_nm, chip.die_to_die.byte_j if chip.die_to_die else 0.0)
+    if chip.stacked is not None:
+        table = table.replace(stacked_byte_j=chip.stacked.byte_j)
     return table.at_clock(chip.load_clock_share)
 
 

@@ -75,6 +75,7 @@ class _Graph:
             sum_bytes=precision.sum_bytes,
             strip_depth=precision.strip_depth,
             strip_copies=precision.copies,
+            sum_transfers=precision.spills,
         )
         self.ops, self.edges = graph.ops, graph.edges()
         self.again = [name.endswith(AGAIN) for name in graph.names]
@@ -233,7 +234,7 @@ class _Graph:
         shape = (len(capacities), len(self.ops))
         alone: Array = _core.op_hbm_bytes(self.ops, capacities, self.precision, True).copy()
         alone = alone.reshape(shape)
-        for i in np.flatnonzero(self.product):
+        for i in np.flatnonzero(self.product).tolist():
             m, k, n = (int(self.ops[name][i]) for name in "mkn")
             own = self.size(i, "m", "k") + self.size(i, "k", "n")
             moved = float(self.ops["read_bytes"][i] + self.ops["write_bytes"][i]) - own
@@ -315,8 +316,8 @@ def layer_traffic(graph: OpGraph, capacities: Array, precision: Streams) -> Laye
     True
     """
     arrays = (graph.ops, graph.indptr, graph.indices, capacities)
-    key = (*(array.tobytes() for array in arrays), graph.names, graph.tensors)
-    key = (*key, graph.resident, graph.weight_bytes, precision)
+    content = tuple(array.tobytes() for array in arrays)
+    key = (content, graph.names, graph.tensors, graph.resident, graph.weight_bytes, precision)
     return _known.get(key) or _known.put(key, _traffic(graph, capacities, precision))
 
 

@@ -20,6 +20,7 @@ from phaze_fast.explore.chip_groups import ChipGroups, Variant, scaled_cluster, 
 from phaze_fast.hardware import Accelerator, Cluster
 from phaze_fast.memory import optimizer
 from phaze_fast.models import Model
+from phaze_fast.opgraph import OFFLOAD
 from phaze_fast.planning import Placed, PlanEvaluator, Training
 from phaze_fast.planning.times import MAX_NODES, KindTimes
 from phaze_fast.software import BF16, chip_as_run
@@ -265,8 +266,12 @@ def problems_of(
     InfeasibleError
         Where no chip has more memory than is reserved.
     InvalidInputError
-        Where both the step and the chips set a number format.
+        Where both the step and the chips set a number format, or plans offload.
     """
+    if training.offload or any(OFFLOAD in mode.split("+") for mode in training.recompute):
+        raise InvalidInputError(
+            "offload: is not accepted where chips are searched, which have no host; expected none"
+        )
     capacities = tuple(int(c) for c in groups.capacities)
     if max(capacities) <= training.reserved_bytes:
         raise InfeasibleError(

@@ -146,6 +146,26 @@ class Hbm(Record):
     """Peak bandwidth of all stacks together."""
     stacks: Count = 1
     """Number of 1,024-bit stacks, each with its PHY and controller."""
+    adder_bytes: Literal[2, 4] | None = None
+    """Width of adders beside its banks, which take partial sums of products that do not fit the
+    buffer: these are written, not read back. HBM-PIM has adders of FP16 (Lee et al., ISCA 2021,
+    doi:10.1109/ISCA52012.2021.00013). Absent: none."""
+
+
+class StackedDram(Record):
+    """DRAM stacked on the logic, between the shared buffer and the HBM.
+
+    Tiles of products and of fused groups are taken from HBM into it, and from it into the buffer.
+    """
+
+    what: ClassVar[str] = "stacked"
+    capacity_bytes: Bytes
+    """Capacity; more than the buffer's."""
+    bandwidth_bytes_per_s: Bandwidth
+    """Bandwidth to the logic; more than the HBM's."""
+    byte_j: Quantity = 30e-12
+    """Joules of a byte: 3.7 pJ per bit, the DRAM layers of a Hybrid Memory Cube (Jeddeloh and
+    Keeth, VLSI Technology 2012)."""
 
 
 class Links(Record):
@@ -167,6 +187,16 @@ class DieToDie(Record):
     byte_j: Quantity = 4e-12
     """Joules of a byte: 0.5 pJ per bit, UCIe 1.0's figure for standard packages (Das Sharma et al.,
     IEEE TCPMT 2022)."""
+
+
+class Host(Record):
+    """The share of one chip in the host that it is plugged into."""
+
+    what: ClassVar[str] = "host"
+    link_bytes_per_s: Bandwidth
+    """Bandwidth of its link to the host in one direction; both directions may be used at once."""
+    memory_bytes_per_s: Bandwidth
+    """Its share of the bandwidth of the host's memory."""
 
 
 FIELD_COLUMNS = {
@@ -216,12 +246,16 @@ class Accelerator(Record):
     """Shared on-chip memory."""
     hbm: Hbm | None = None
     """Off-chip memory in the package; absent on chips that have only SRAM."""
+    stacked: StackedDram | None = None
+    """DRAM between buffer and HBM; absent: none."""
     links: Links | None = None
     """SerDes links of the interconnect, whose area and power are counted where they are given."""
     dies: Count = 1
     """Number of dies into which the logic is divided."""
     die_to_die: DieToDie | None = None
     """Links between the dies; absent: they do not limit the shared buffer, and cost no energy."""
+    host: Host | None = None
+    """Its share of the host; absent: a plan keeps nothing in the host's memory."""
     launch_latency_s: Seconds = 0.0
     """Fixed cost of starting one operator."""
     tuning: Tuning = Tuning()
@@ -243,11 +277,35 @@ class Accelerator(Record):
     def _check(self) -> Self:
         if self.buffer.capacity_bytes > 0 and self.buffer.bytes_per_cycle <= 0:
             raise ValueError("buffer.bytes_per_cycle: 0 is not accepted; expected a number > 0")
+        if self.hbm is not None and self.hbm.adder_bytes not in (None, self.tensor_core.sum_bytes):
+            raise ValueError(
+                f"hbm.adder_bytes: {self.hbm.adder_bytes} is not accepted; expected the "
+                f"{self.tensor_core.sum_bytes} bytes of tensor_core.sum_bytes"
+            )
+        if self.stacked is not None:
+            self._check_stacked(self.stacked)
         if self.die_to_die is not None and self.dies == 1:
             raise ValueError("die_to_die: not accepted for one die; expected dies of 2 or more")
         if self.die_to_die is not None and self.buffer.capacity_bytes == 0:
             raise ValueError("die_to_die: not accepted without a buffer that the dies share")
         return self
+
+    def _check_stacked(self, stacked: StackedDram) -> None:
+        if self.hbm is None:
+            raise ValueError("stacked: not accepted without hbm; expected it as the hbm itself")
+        for name, own, least in (
+            ("capacity_bytes", stacked.capacity_bytes, self.buffer.capacity_bytes),
+            (
+                "bandwidth_bytes_per_s",
+                stacked.bandwidth_bytes_per_s,
+                self.hbm.bandwidth_bytes_per_s,
+            ),
+        ):
+            if own <= least:
+                raise ValueError(
+                    f"stacked.{name}: {own:g} is not accepted; expected more than {least:g} of the "
+                    f"{'buffer' if name == 'capacity_bytes' else 'hbm'}"
+                )
 
     def peak_flops(self, dtype: Dtype = "bf16") -> float:
         """Dense matrix FLOP/s with every core busy, one multiply-accumulate counting as two.

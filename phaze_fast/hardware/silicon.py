@@ -243,6 +243,8 @@ class EnergyTable(Record):
     """Control of one tensor core in one cycle, shared among the products of the cycle."""
     die_byte_j: Quantity = 0.0
     """One byte from one die of a package to another."""
+    stacked_byte_j: Quantity = 0.0
+    """One byte to or from DRAM stacked on the logic."""
     hbm_stack_w: Quantity = 0.0
     """Refresh, PHY and controller of one stack of HBM that moves nothing, watts."""
     sources: tuple[str, ...]

@@ -193,13 +193,17 @@ class Layer(Share):
         return max(self.peaks, key=lambda one: one.bytes)
 
     def live_bytes(self, recompute: str, resident_gradients: bool) -> float:
-        """Peak memory of the layer in bytes beyond what it stores under a mode of recomputation."""
+        """Peak memory of the layer in bytes beyond what it stores under a mode of recomputation.
+
+        If it is offloaded, what returns for the next layer is counted too.
+        """
         stored = self.forward.stashed_bytes(recompute)
+        arriving = self.forward.offloaded_bytes(recompute)
         if not self.peaks:
-            return self.forward.stashed_bytes() - stored + self.work_bytes
+            return self.forward.stashed_bytes() - stored + self.work_bytes + arriving
         again = self.forward.recomputed(recompute)
         unsaved = sum(x.bytes for x in self.forward.tensors if x.instead_of in again)
-        return max(self.peak(resident_gradients).bytes - (stored - unsaved), 0.0)
+        return max(self.peak(resident_gradients).bytes - (stored - unsaved), 0.0) + arriving
 
 
 @dataclass(frozen=True)
@@ -293,12 +297,15 @@ def _unfused(
 def _of_operators(strategy: Strategy, routed: bool) -> Strategy:
     """Return what the operators of a layer depend on, so that strategies share its graphs.
 
-    That is everything but the overlap of exchanges, and nothing about experts unless it has some.
+    That is everything but the overlap of exchanges and the optimiser, and nothing about experts
+    unless it has some.
     """
     changes: dict[str, Any] = {"expert_overlap": 0.0, "overlap_experts": False}
+    changes["offload_optimizer"] = False
     if not routed:
         own_width = strategy.expert_width != strategy.tp  # then `tp` may not divide experts
         changes |= {"ep": 1, "etp": 1 if own_width else None, "expert_imbalance": 1.0}
+        changes["dispatcher"] = "all-to-all"
     return strategy.model_copy(update=changes)
 
 

@@ -583,6 +583,8 @@ class PlanEvaluator:
             cp_kind=strategy.cp_kind,
             ep=strategy.ep,
             etp=strategy.etp,
+            dispatcher=strategy.dispatcher,
+            offload_optimizer=strategy.offload_optimizer,
             expert_imbalance=strategy.with_load(model).expert_imbalance or 1.0,
             expert_overlap=strategy.expert_overlap,
             overlap_experts=strategy.overlap_experts,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,10 +45,9 @@ def _title(text: str, **more: Any) -> Data:
     return {"title": {"text": text, "standoff": 10}, **more}
 
 
-def _trace(
-    kind: str, x: Sequence[Any], y: Sequence[Any], hover: Sequence[Any], **more: Any
-) -> Data:
-    """Describe one trace of a chart: its points, and the texts under the mouse."""
+def _trace(kind: str, points: Iterable[Sequence[Any]], hover: Sequence[Any], **more: Any) -> Data:
+    """Describe one trace of a chart: its points along both axes, and texts under the mouse."""
+    x, y = points
     return {"type": kind, "x": x, "y": y, "hovertext": hover, "hoverinfo": "text", **more}
 
 
@@ -89,7 +88,7 @@ def memory_figure(plan: Data) -> Data | None:
         along = (amounts, positions) if horizontal else (positions, amounts)
         marker = _marker(f"--c{k % _COLOURS}", line={"color": "--surface", "width": 0.6})
         style = {"orientation": "h" if horizontal else "v", "name": _safe(term)}
-        data.append(_trace("bar", *along, hover, **style, marker=marker))
+        data.append(_trace("bar", along, hover, **style, marker=marker))
     amount = _title("GiB of a device", rangemode="tozero", fixedrange=True)
     place = _title("Stage", fixedrange=True, showgrid=False, zeroline=False)
     if len(stages) <= 2 * _MAX_HORIZONTAL:
@@ -167,11 +166,11 @@ def pareto_figure(pareto: Data, best: Data) -> Data | None:
     designs = sorted(designs, key=lambda d: d[field] if is_number(d.get(field)) else math.inf)
     axes = {name: _objective_axis(name, designs, best) for name in names}
     points = (axes[name]["values"] for name in (across, up))
-    front = _trace("scatter", *points, [_design_hover(design, names) for design in designs])
+    front = _trace("scatter", points, [_design_hover(design, names) for design in designs])
     front |= {"name": "front", "mode": "lines+markers" if len(names) == 2 else "markers"}
     front |= {"line": {"shape": "hv", "color": "--c0", "width": 1.5}}
     place = ([axes[name]["best"]] for name in (across, up))
-    star = _trace("scatter", *place, [f"the best<br>{_design_hover(best, names)}"], name="fastest")
+    star = _trace("scatter", place, [f"the best<br>{_design_hover(best, names)}"], name="fastest")
     front["marker"] = _marker("--c0", size=9)
     star |= {"mode": "markers", "marker": _marker("--c4", size=17, symbol="star")}
     x, y = (_title(axes[name]["title"], type=axes[name]["type"]) for name in (across, up))
@@ -197,9 +196,9 @@ def _curve(points: list[Data], field: str, name: str, line: Data) -> Data:
         f"{count(p.get('placed'))} placed"
         for p in known
     ]
-    points = ([p[axis] for p in known] for axis in ("seconds", field))
-    style = {"mode": "lines", "name": name, "line": {"shape": "hv", "width": 2.5} | line}
-    return _trace("scatter", *points, hover, **style)
+    along = ([p[axis] for p in known] for axis in ("seconds", field))
+    style: Data = {"mode": "lines", "name": name, "line": {"shape": "hv", "width": 2.5} | line}
+    return _trace("scatter", along, hover, **style)
 
 
 def history_figure(history: list[Data]) -> Data | None:
@@ -281,7 +280,8 @@ def points_figure(
         symbol = _SYMBOLS[k // _COLOURS % len(_SYMBOLS)]
         marker = _marker(f"--c{k % _COLOURS}", size=9, opacity=0.8, symbol=symbol)
         style = {"mode": "markers", "name": _safe(group), "marker": marker}
-        data.append(_trace("scatter", [p.x for p in own], [p.y for p in own], hover, **style))
+        along = ([point.x for point in own], [point.y for point in own])
+        data.append(_trace("scatter", along, hover, **style))
     xs, ys = [point.x for point in points], [point.y for point in points]
     x_axis = _points_axis(x_title, [*xs, *ys] if diagonal else xs, unit)
     y_axis = _points_axis(y_title, [*xs, *ys] if diagonal else ys, unit)
@@ -325,7 +325,7 @@ def tornado_figure(one_at_a_time: Data) -> Data | None:
             f"{constant} at its {name} end: step {change:+.2%}"
             for constant, change in zip(constants, changes, strict=True)
         ]
-        bar = _trace("bar", [100 * change for change in changes], constants, hover)
+        bar = _trace("bar", ([100 * change for change in changes], constants), hover)
         bar["text"] = [
             f"{change:+.1%}" if abs(change) == most else ""
             for change, most in zip(changes, furthest, strict=True)
@@ -350,7 +350,7 @@ def regret_figure(one_at_a_time: Data) -> Data | None:
         [f"{label}<br>{name}: regret {r:.3f}" for name, r in zip(constants, line, strict=True)]
         for label, line in zip(labels, regrets, strict=True)
     ]
-    heat_map = _trace("heatmap", constants, labels, hover, z=regrets, xgap=2, ygap=2)
+    heat_map = _trace("heatmap", (constants, labels), hover, z=regrets, xgap=2, ygap=2)
     heat_map |= {"zmin": 1.0, "zmax": _HIGH_REGRET, "showscale": False}
     heat_map |= {"colorscale": [[0, "--tint"], [1, "--c1"]], "texttemplate": "%{text}"}
     heat_map["text"] = [[f"{regret:.2f}" for regret in line] for line in regrets]
@@ -403,7 +403,7 @@ def generations_figure(rows: Sequence[Data], features: Mapping[str, str]) -> Dat
                 f"{_safe(row['name'])}, {style['name']}: {text}"
                 for row, text in zip(rows, texts, strict=True)
             ]
-            trace = _trace("scatter", labels, values, hover, yaxis=f"y{k + 1}", text=texts)
+            trace = _trace("scatter", (labels, values), hover, yaxis=f"y{k + 1}", text=texts)
             trace |= {"textposition": "top center", "cliponaxis": False, "legendgroup": which}
             data.append(trace | {"showlegend": k == 0, "marker": {"size": 8}, **style})
         powers = [math.log10(row[which][field]) for row in rows for which in lines]

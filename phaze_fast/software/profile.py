@@ -136,9 +136,10 @@ class Software(Record):
     scattered_messages: bool = False
     """Whether messages between stages are scattered over the tensor-parallel group and gathered by
     the receiver."""
-    stage_division: Literal["even", "work"] = "even"
-    """How layers are divided over stages where a plan does not say: as many blocks to each, or so
-    that the largest work of a stage, embedding and head counted, is least."""
+    stage_division: Literal["even", "work", "blocks"] = "even"
+    """How layers are divided over stages where a plan does not say: as many blocks to each; so that
+    the largest work of a stage, embedding and head counted, is least; or so that the largest number
+    of blocks is least, the first stages filled first."""
     vocabulary_multiple: Count = 1
     """The vocabulary is padded to a multiple of this times the tensor-parallel width."""
     loss_passes: Annotated[int, Field(strict=True, ge=0, le=1000)] = 0

@@ -50,6 +50,7 @@ def write(path, *rows):
         ("RoCE, 400 Gb/s per GPU", None, 50e9),
         ("4 GPUs a node, 100 GB/s each node", 4, 25e9),
         ("8-GPU nodes", 8, None),
+        ("GB200 NVL72", 72, None),
         ("", None, None),
     ],
 )
@@ -57,6 +58,25 @@ def test_networks_in_words(words, node, bytes_per_s):
     found = network_of(words, node_devices=8)
     assert found.node_devices == node
     assert found.beyond_node_bytes_per_s == pytest.approx(bytes_per_s)
+
+
+@pytest.mark.parametrize(
+    ("words", "chip", "gb_per_s"),
+    [
+        ("EFA", "H100", 50.0),
+        ("EFA", "A100", 6.25),
+        ("EFA, 1.6 Tb/s per node", "A100", 25.0),  # a rate in words counts more than a name
+        ("Omni-Path", "A100", 12.5),
+        ("InfiniBand NDR, rail-optimised", "H100", 50.0),
+        ("HPE Slingshot-11", "GH200", 25.0),
+        ("RoCE v2 with rails", "H100", 50.0),  # names no rate: the usual fabric's
+    ],
+)
+def test_networks_by_name(words, chip, gb_per_s):
+    run = read_run(2, {**ROW, "chip": chip, "interconnect": words})
+    assert run.cluster.fabric.tiers[-1].bandwidth_bytes_per_s == gb_per_s * 1e9
+    named = not ("per node" in words or "RoCE" in words)
+    assert any(text.startswith("network") for text in run.assumed) == named
 
 
 def test_columns_under_other_names_and_numbers_with_remarks():

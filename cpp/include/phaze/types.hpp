@@ -102,6 +102,7 @@ struct Precision {
   double rate;
   double strip_depth = 64.0;
   double copies = 2.0;  // double buffers
+  double spills = 2.0;  // transfers of a partial sum: written and read, or 1 if added in memory
 };
 
 inline constexpr int kMaxLevels = 4;  // tiers of a switched fabric, dimensions of a grid

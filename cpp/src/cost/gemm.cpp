@@ -121,7 +121,7 @@ void operand_stays(std::int64_t x, std::int64_t k, double distinct, double store
       if (most == 0) continue;
       j = ceil_div(k, most);
     }
-    const double bytes = reads + 2.0 * static_cast<double>(j - 1) * z.partials;
+    const double bytes = reads + p.spills * static_cast<double>(j - 1) * z.partials;
     if (bytes < best.hbm_bytes) best = {bytes, order, i, j};
   }
 }

@@ -383,7 +383,7 @@ double op_hbm_bytes(const OperatorRecord& op, double capacity_bytes, const Preci
   if (!is_product(op)) return op.read_bytes + op.write_bytes;
   double bytes = hbm_traffic(shape_of(op, p), capacity_bytes, p).hbm_bytes;
   if (exact && !is_convolution(op) && p.in_bytes == p.out_bytes) {
-    const BufferRules rules{p.in_bytes, p.acc_bytes, p.strip_depth * p.copies};
+    const BufferRules rules{p.in_bytes, p.acc_bytes, p.strip_depth * p.copies, p.spills};
     bytes = std::min(bytes, least_product_bytes(op.m, op.k, op.n, capacity_bytes, rules));
   }
   return std::max(static_cast<double>(op.b) * bytes + extra_bytes_of(op, p), 0.0);

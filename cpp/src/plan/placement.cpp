@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <unordered_set>
@@ -23,14 +24,15 @@ class PlacementCuts {
   Status build(const PlacementLayers& layers);
 
   int count() const noexcept { return count_; }
-  bool chain() const noexcept { return next_.empty(); }
+  bool chain() const noexcept { return chain_; }
   const PlacementLayers& layers() const noexcept { return *layers_; }
 
-  // Calls f(j) for the cuts that contain cut i, by ascending work, until it returns false.
+  // Calls f(j) for the cuts that contain cut i, by ascending work, until it returns false; on a
+  // chain from cut `first` to `last`.
   template <typename F>
-  void for_after(int i, const F& f) const {
+  void for_after(int i, int first, int last, const F& f) const {
     if (chain()) {
-      for (int j = i + 1; j < count_; ++j) {
+      for (int j = std::max(i + 1, first); j <= last; ++j) {
         if (!f(j)) return;
       }
       return;
@@ -81,6 +83,7 @@ class PlacementCuts {
   void find_next();
 
   const PlacementLayers* layers_ = nullptr;
+  bool chain_ = false;
   std::vector<double> layer_work_;  // per layer: forward and backward pass
   int count_ = 0;
   int words_ = 0;                    // of a set; 0 where cuts are positions
@@ -99,22 +102,25 @@ class PlacementCuts {
   std::vector<std::vector<Crossing>> crossing_;  // edges from before a cut to after it, by source
 };
 
-// found[r][i]: the min-max work of r stages before cut i of a chain, r below `most`; `work(i, j)`
-// of a stage must increase with its layers.
+// The min-max work of r stages before cut i of a chain, in row r below `most`; `work(i, j)` of a
+// stage must increase with its layers.
 template <typename Work>
-std::vector<std::vector<double>> balanced_shares(int last, std::int64_t most, const Work& work) {
-  std::vector<std::vector<double>> found(1, std::vector<double>(at(last) + 1, kInfinite));
-  found[0][0] = 0.0;
+std::vector<double> balanced_shares(int last, std::int64_t most, const Work& work) {
+  const std::size_t columns = at(last) + 1;
+  std::vector<double> found(columns * static_cast<std::size_t>(std::max<std::int64_t>(most, 1)),
+                            kInfinite);
+  found[0] = 0.0;
+  const double* fewer = found.data();
   for (std::int64_t r = 1; r < most; ++r) {
-    const std::vector<double>& fewer = found.back();
-    std::vector<double> row(at(last) + 1, kInfinite);
-    int j = 0;
-    for (int i = 1; i <= last; ++i) {
-      const auto largest = [&](int cut) { return std::max(fewer[at(cut)], work(cut, i)); };
-      while (j + 1 < i && largest(j + 1) <= largest(j)) ++j;
-      row[at(i)] = largest(j);
+    double* row = found.data() + columns * static_cast<std::size_t>(r);
+    int j = static_cast<int>(r) - 1;  // every stage has a layer
+    for (int i = j + 1; i <= last; ++i) {
+      const auto largest = [&](int cut) { return std::max(fewer[cut], work(cut, i)); };
+      double least = largest(j);
+      for (double next; j + 1 < i && (next = largest(j + 1)) <= least; ++j) least = next;
+      row[i] = least;
     }
-    found.push_back(std::move(row));
+    fewer = row;
   }
   return found;
 }
@@ -151,6 +157,7 @@ Status PlacementCuts::build(const PlacementLayers& layers) {
   if (status != Status::kOk) return status;
   add_sums();
   add_edges();
+  chain_ = next_.empty();
   return Status::kOk;
 }
 
@@ -283,6 +290,10 @@ void PlacementCuts::add_sums() {
   size_ = cut_size_;
   wide_.assign(at(count_), 0);
   for (int c = 0; c < count_; ++c) {
+    if (words_ == 0) {
+      wide_[at(c)] = c == 0 ? 0 : wide_[at(c) - 1] + (l.wide[at(c) - 1] != 0);
+      continue;
+    }
     for (int layer = 0; layer < l.layers; ++layer) {
       if (before(c, layer)) wide_[at(c)] += l.wide[at(layer)] != 0;
     }
@@ -302,12 +313,9 @@ void PlacementCuts::add_edges() {
   if (plain) {
     cut_s_.assign(at(count_), 0.0);
     cut_bytes_.assign(at(count_), 0.0);
-    for (int c = 0; c < count_; ++c) {
-      for (const Crossing& e : edges) {
-        if (e.target != cut_size_[at(c)]) continue;
-        cut_s_[at(c)] += e.seconds;
-        cut_bytes_[at(c)] += e.bytes;
-      }
+    for (const Crossing& e : edges) {
+      cut_s_[at(e.target)] += e.seconds;
+      cut_bytes_[at(e.target)] += e.bytes;
     }
     return;
   }
@@ -377,6 +385,7 @@ class Published {
       : cuts_(cuts), rules_(rules), best_(best) {
     most_stages_ = std::min<std::int64_t>(cuts.layers().layers, rules.devices);
     find_bounds();
+    find_rounds();
   }
 
   void run() {
@@ -387,27 +396,33 @@ class Published {
       --most_stages_;
     }
     tails_.push_back({0.0, 0, -1, -1});
+    first_with_tails_ = last_with_tails_ = last;
     if (cuts_.chain()) {
       balanced_ =
           balanced_shares(last, most_stages_, [&](int i, int j) { return work_s(i, j, 2); });
     }
     for (int s = 1; s <= most_stages_; ++s) {
       find_limits();
+      find_reach(s);
       const std::size_t before = tails_.size();
-      std::vector<std::int32_t> starts(static_cast<std::size_t>(last) + 2);
-      // Tails of cut i are stored from starts[i] to ends: filled from the last cut down.
-      std::vector<std::int32_t> ends(static_cast<std::size_t>(last) + 2);
+      spans_.resize(spans_.size() + at(last) + 1);
       const double largest = *std::max_element(limits_s_.begin() + s, limits_s_.end());
-      for (int i = last - 1; i >= 0; --i) {
-        starts[at(i)] = static_cast<std::int32_t>(tails_.size());
+      int first = last;  // cuts with tails, from `first` to `furthest`
+      int furthest = 0;
+      for (int i = cuts_.chain() ? std::min(last - 1, furthest_) : last - 1; i > 0; --i) {
         // As i falls, fewer layers remain before cut i and the s stages after it have more work.
-        const bool possible = cuts_.work_s(i, last) < largest * s * (1.0 + 1e-12);
-        if (i > 0 && possible) extend(s, i);
-        if (i == 0) complete(s);
-        ends[at(i)] = static_cast<std::int32_t>(tails_.size());
+        if (cuts_.work_s(i, last) >= largest * s * (1.0 + 1e-12)) break;
+        const auto begin = static_cast<std::int32_t>(tails_.size());
+        extend(s, i);
+        const auto end = static_cast<std::int32_t>(tails_.size());
+        if (begin == end) continue;
+        spans_[spans_.size() - 1 - at(last) + at(i)] = {begin, end};
+        first = i;
+        furthest = std::max(furthest, i);
       }
-      starts[at(last)] = ends[at(last)] = 0;
-      spans_.push_back({std::move(starts), std::move(ends)});
+      complete(s);
+      first_with_tails_ = first;
+      last_with_tails_ = furthest;
       if (tails_.size() == before) break;
     }
     if (best_->stages > 0) write();
@@ -415,24 +430,22 @@ class Published {
 
  private:
   struct Span {
-    std::vector<std::int32_t> starts;
-    std::vector<std::int32_t> ends;
+    std::int32_t begin = 0;
+    std::int32_t end = 0;
   };
 
   // Tails of a cut with a number of stages after it.
   std::pair<std::int32_t, std::int32_t> tails(int s, int cut) const noexcept {
     if (s == 0) return cut == cuts_.count() - 1 ? std::pair{0, 1} : std::pair{0, 0};
-    const Span& span = spans_[at(s - 1)];
-    return {span.starts[at(cut)], span.ends[at(cut)]};
+    const Span& span = spans_[at(s - 1) * at(cuts_.count()) + at(cut)];
+    return {span.begin, span.end};
   }
 
   // Lower bound on the time of every plan with this many stages.
   void find_bounds() {
     bound_s_.assign(at(static_cast<int>(most_stages_)) + 2, kInfinite);
     for (auto s = static_cast<int>(most_stages_); s >= 1; --s) {
-      const std::int64_t most = std::max<std::int64_t>(1, rules_.devices / s);
-      const double rounds = static_cast<double>(ceil_div(rules_.micro_batches, most) + s - 1);
-      bound_s_[at(s)] = even_share(s) * rounds * (1.0 - 1e-12);
+      bound_s_[at(s)] = even_share(s) * (rounds_of(s) + (s - 1.0)) * (1.0 - 1e-12);
     }
   }
 
@@ -469,10 +482,19 @@ class Published {
     return {traffic.in_s + forward + out + backward, devices, bytes <= rules_.memory_bytes * kFits};
   }
 
-  double least_time(double load_s, std::int64_t devices, int stages) const noexcept {
+  // Rounds of micro-batches with as many replicas as there are devices for; infinite if for none.
+  double rounds_of(std::int64_t devices) noexcept {
+    const auto own = static_cast<std::size_t>(devices);
+    double& known = own < kKnownRounds ? rounds_of_[own] : rounds_of_[0];
+    if (known > 0.0 && own < kKnownRounds) return known;
     const std::int64_t most = rules_.devices / devices;
-    if (most < 1) return kInfinite;
-    return load_s * static_cast<double>(ceil_div(rules_.micro_batches, most) + stages - 1);
+    known = most < 1 ? kInfinite : static_cast<double>(ceil_div(rules_.micro_batches, most));
+    return known;
+  }
+
+  double least_time(double load_s, std::int64_t devices, int stages) noexcept {
+    const double rounds = rounds_of(devices);
+    return rounds == kInfinite ? kInfinite : load_s * (rounds + (stages - 1.0));
   }
 
   // Lower bound on the number of stages before a cut, from resident bytes alone.
@@ -482,18 +504,56 @@ class Published {
     return std::ceil(held / rules_.memory_bytes * (1.0 - 1e-12));
   }
 
-  // Loads at which a plan with p stages takes as long as the incumbent.
-  void find_limits() {
+  // Rounds of a plan with p stages and the fewest devices, at least; infinite if there is none.
+  void find_rounds() {
+    const int last = cuts_.count() - 1;
+    const int narrow = cuts_.narrow_before(last);
     limits_s_.assign(at(static_cast<int>(most_stages_)) + 1, 0.0);
-    const int narrow = cuts_.narrow_before(cuts_.count() - 1);
+    reach_.assign(limits_s_.size(), -1);
+    fewest_.assign(at(cuts_.count()), kNone);
+    rounds_.assign(limits_s_.size(), kInfinite);
+    even_s_.assign(limits_s_.size(), kInfinite);
     for (int p = 1; p <= most_stages_; ++p) {
       const std::int64_t devices =
           std::int64_t{rules_.width} * p - std::int64_t{rules_.width - 1} * std::min(p, narrow);
-      const std::int64_t most = rules_.devices / devices;
-      if (most < 1) continue;
-      const auto rounds = static_cast<double>(ceil_div(rules_.micro_batches, most) + p - 1);
-      const double limit = best_->time_s / rounds * (1.0 + 1e-12);
-      if (p >= least_stages(cuts_.count() - 1) && even_share(p) < limit) limits_s_[at(p)] = limit;
+      if (p < least_stages(last)) continue;
+      rounds_[at(p)] = rounds_of(devices) + (p - 1.0);
+      even_s_[at(p)] = even_share(p);
+    }
+  }
+
+  // Loads at which a plan with p stages takes as long as the incumbent.
+  void find_limits() {
+    for (int p = 1; p <= most_stages_; ++p) {
+      limits_s_[at(p)] = 0.0;
+      if (rounds_[at(p)] == kInfinite) continue;
+      const double limit = best_->time_s / rounds_[at(p)] * (1.0 + 1e-12);
+      if (even_s_[at(p)] < limit) limits_s_[at(p)] = limit;
+    }
+  }
+
+  // Of plans with s stages after a cut of a chain: by stages of the plan the last cut before which
+  // the others may have loads below the limit, and by cut the fewest stages of such a plan. The
+  // least load of the others increases with the cut.
+  void find_reach(int s) {
+    if (!cuts_.chain()) return;
+    furthest_ = -1;
+    std::fill(fewest_.begin(), fewest_.end(), kNone);
+    for (auto p = static_cast<int>(most_stages_); p > s; --p) {
+      const double* least_s = balanced_.data() + at(p - s) * at(cuts_.count());
+      const double* above =
+          std::partition_point(least_s + (p - s), least_s + cuts_.count(),
+                               [&](double own) { return own < limits_s_[at(p)]; });
+      reach_[at(p)] = static_cast<std::int32_t>(above - least_s) - 1;
+      if (reach_[at(p)] < p - s) {
+        reach_[at(p)] = -1;
+        continue;
+      }
+      furthest_ = std::max(furthest_, reach_[at(p)]);
+      fewest_[at(reach_[at(p)])] = p;
+    }
+    for (int i = furthest_ - 1; i > 0; --i) {
+      fewest_[at(i)] = std::min(fewest_[at(i)], fewest_[at(i) + 1]);
     }
   }
 
@@ -501,12 +561,10 @@ class Published {
   double load_limit(int s, int i) const noexcept {
     if (s >= most_stages_) return 0.0;
     if (!cuts_.chain()) return *std::max_element(limits_s_.begin() + s + 1, limits_s_.end());
-    // With fewer stages than this, an even share of the work is already too much.
-    const double most = limits_s_[at(s) + 1] > 0.0 ? limits_s_[at(s) + 1] : kInfinite;
-    const double few = std::max(least_stages(i), std::ceil(work_s(0, i, 2) / most * (1.0 - 1e-12)));
-    if (!(few <= static_cast<double>(most_stages_))) return 0.0;
-    for (int p = s + static_cast<int>(few); p <= most_stages_; ++p) {
-      if (balanced_[at(p - s)][at(i)] < limits_s_[at(p)]) return limits_s_[at(p)];
+    const double least = s + least_stages(i);
+    const int most = std::min(s + i, static_cast<int>(most_stages_));
+    for (int p = fewest_[at(i)]; p <= most; ++p) {
+      if (p >= least && i <= reach_[at(p)]) return limits_s_[at(p)];
     }
     return 0.0;
   }
@@ -576,7 +634,7 @@ class Published {
     const int narrow = std::min(s, cuts_.layers_after(i) - cuts_.wide_after(i));
     const std::int64_t fewest = std::int64_t{rules_.width} * s - (rules_.width - 1) * narrow;
     double enough_s = kInfinite;  // load of a tail with the fewest devices
-    cuts_.for_after(i, [&](int j) {
+    cuts_.for_after(i, first_with_tails_, last_with_tails_, [&](int j) {
       // Cuts are sorted by ascending work without recomputation; with it, on graphs, they are
       // unordered.
       if (cuts_.work_s(i, j) >= std::min(enough_s, limit_s)) return false;
@@ -595,10 +653,7 @@ class Published {
         const std::int32_t devices = made.devices + rest.devices;
         if (load >= limit_s || least_time(load, devices + 1, s + 1) >= best_->time_s) continue;
         keep(mine, {load, devices, j, t - from});
-      }
-      enough_s = kInfinite;
-      for (std::size_t t = mine; t < tails_.size(); ++t) {
-        if (tails_[t].devices <= fewest) enough_s = std::min(enough_s, tails_[t].load_s);
+        if (devices <= fewest) enough_s = std::min(enough_s, load);
       }
       return true;
     });
@@ -619,7 +674,7 @@ class Published {
 
   // Plans with this many stages, the first of which starts at the first layer.
   void complete(int s) {
-    cuts_.for_after(0, [&](int j) {
+    cuts_.for_after(0, first_with_tails_, last_with_tails_, [&](int j) {
       if (least_time(cuts_.work_s(0, j), s, s) >= best_->time_s) return false;
       if (least_time(work_s(0, j, s), s, s) >= best_->time_s) return !cuts_.chain();
       const auto [from, to] = tails(s - 1, j);
@@ -700,10 +755,18 @@ class Published {
   PlacementPlan* best_;
   std::int64_t most_stages_;
   std::vector<double> bound_s_;
+  std::vector<double> rounds_, even_s_;  // by stages of a plan
   std::vector<double> limits_s_;
-  std::vector<std::vector<double>> balanced_;
+  static constexpr std::int32_t kNone = std::numeric_limits<std::int32_t>::max();
+  std::vector<std::int32_t> reach_, fewest_;  // see find_reach
+  std::int32_t furthest_ = -1;
+  static constexpr std::size_t kKnownRounds = 1024;
+  std::vector<double> rounds_of_ = std::vector<double>(kKnownRounds);  // by devices; 0: not known
+  std::vector<double> balanced_;
   std::vector<Tail> tails_;
-  std::vector<Span> spans_;
+  std::vector<Span> spans_;   // of the tails, by stages of a tail and cut
+  int first_with_tails_ = 0;  // cuts of a chain with tails of one stage less
+  int last_with_tails_ = 0;
   Tail found_{};
   std::vector<std::int32_t> guessed_;  // cuts of the incumbent, if guess() found it
 };

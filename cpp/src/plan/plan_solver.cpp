@@ -823,10 +823,9 @@ void AssignmentSearch::spread_by_load(int base, int extras, bool count_first, bo
   }
 }
 
-double AssignmentSearch::add_stage(const Partition& partition, int stage, std::int32_t recompute,
-                                   Bound* bound) const {
-  double load = 0.0;
-  double first = 0.0;
+AssignmentSearch::StageLoad AssignmentSearch::load_of(const Partition& partition, int stage,
+                                                      std::int32_t recompute) const {
+  StageLoad found{0.0, 0.0};
   for (int c = 0; c < on_.record().vpp; ++c) {
     const std::size_t chunk = at(on_.chain_of(stage, c));
     const int i = partition.cuts[chunk];
@@ -836,11 +835,16 @@ double AssignmentSearch::add_stage(const Partition& partition, int stage, std::i
             ? on_.sums.work_s(i, j)
             : on_.sums.forward_s(i, j) + on_.sums.backward_s(StageRecompute::of(recompute), i, j);
     const double own = passes_s + on_.enters_s(stage, c, i, j) + on_.leaves_s(stage, c, i, j);
-    if (c == 0) first = own;
-    load += own;
+    if (c == 0) found.first_s = own;
+    found.load_s += own;
   }
-  bound->least_s = std::max(bound->least_s, bound->before_s + rounds_of(on_.record()) * load);
-  if (on_.schedule() == PipelineSchedule::kInterleaved) bound->before_s += first;
+  return found;
+}
+
+double AssignmentSearch::add_stage(const StageLoad& stage, Bound* bound) const {
+  bound->least_s =
+      std::max(bound->least_s, bound->before_s + rounds_of(on_.record()) * stage.load_s);
+  if (on_.schedule() == PipelineSchedule::kInterleaved) bound->before_s += stage.first_s;
   return bound->least_s;
 }
 
@@ -850,20 +854,62 @@ bool AssignmentSearch::choose_recompute(double limit_s, Partition* partition) {
   Bound bound;
   for (int stage = 0; stage < on_.stages; ++stage) {
     const std::int32_t code = recompute_.fastest_of_assigned(*partition, stage);
-    if (code < 0) return false;
+    const StageLoad load = code < 0 ? StageLoad{0.0, kInfinite} : load_of(*partition, stage, code);
+    if (KnownLoad* known = known_load(stage)) *known = {class_, load};
+    if (add_stage(load, &bound) > limit_s || code < 0) {
+      last_too_long_ = stage;
+      return false;
+    }
     partition->variants[at(stage)] = code;
-    if (add_stage(*partition, stage, code, &bound) > limit_s) return false;
   }
   return true;
+}
+
+// Where the loads of a stage with the longer chunks of `extra_` are stored; none where they depend
+// on other stages, or chunks are many.
+AssignmentSearch::KnownLoad* AssignmentSearch::known_load(int stage) {
+  constexpr int kMostChunks = 8;
+  const int chunks = on_.record().vpp;
+  if (!on_.space->equal_blocks || !on_.space->chain || chunks > kMostChunks) return nullptr;
+  std::size_t longer = at(stage);
+  for (int c = 0; c < chunks; ++c) longer = 2 * longer + at(extra_[at(on_.chain_of(stage, c))]);
+  if (longer >= known_.size()) known_.resize(at(on_.stages) << chunks);
+  return &known_[longer];
+}
+
+// Whether what earlier assignments of the class found of its stages rules out the assignment of
+// `extra_`. Elsewhere in the model the same layers differ in the last digits of their sums.
+bool AssignmentSearch::known_too_long(double limit_s) {
+  const double most_s = limit_s * kLoose;
+  const auto known = [&](int stage) {
+    const KnownLoad* own = known_load(stage);
+    return own != nullptr && own->of_class == class_ ? own->load : StageLoad{0.0, 0.0};
+  };
+  Bound bound;
+  if (last_too_long_ < on_.stages && add_stage(known(last_too_long_), &bound) > most_s) return true;
+  bound = {};
+  for (int stage = 0; stage < on_.stages; ++stage) {
+    if (add_stage(known(stage), &bound) <= most_s) continue;
+    last_too_long_ = stage;
+    return true;
+  }
+  return false;
+}
+
+double AssignmentSearch::limit_s(double below_s, const PlacedPlan& best) const noexcept {
+  return (std::min(below_s, best.time_s) - on_.layout->exchange_s) * (1.0 + 1e-12);
 }
 
 // Takes the assignment if it is faster than the incumbent and within the time limit.
 bool AssignmentSearch::offer(double below_s, PlacedPlan* best) {
   const double exchange_s = on_.layout->exchange_s;
-  const double limit = (std::min(below_s, best->time_s) - exchange_s) * (1.0 + 1e-12);
+  const double limit = limit_s(below_s, *best);
   Bound bound;
   for (int stage = 0; stage < on_.stages; ++stage) {
-    if (add_stage(partition_, stage, -1, &bound) > limit) return false;
+    const StageLoad load = load_of(partition_, stage, -1);
+    KnownLoad* known = known_load(stage);
+    if (known != nullptr && known->of_class != class_) *known = {class_, load};
+    if (add_stage(load, &bound) > limit) return false;
   }
   if (!choose_recompute(limit, &partition_)) return false;
   const double tail_s = step_.take_passes(partition_);
@@ -899,7 +945,9 @@ void AssignmentSearch::try_all(bool count_first, bool count_last, double below_s
   if (total < count) return;
   const int base = total / count;
   const int extras = total % count;
+  ++class_;
   const auto offer_cut = [&] {
+    if (known_too_long(limit_s(below_s, *best))) return false;
     return cut(count_first, base, &partition_) && offer(below_s, best);
   };
   std::fill(extra_.begin(), extra_.end(), 0);

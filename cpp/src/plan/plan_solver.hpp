@@ -464,11 +464,21 @@ class AssignmentSearch {
   void run(double below_s, std::int64_t work, PlacedPlan* best);
 
  private:
+  // Passes of a stage, once: of its first chunk, and of all; infinite if the stage does not fit.
+  struct StageLoad {
+    double first_s;
+    double load_s;
+  };
   // Lower bound on the schedule, stage by stage from the first: a stage's work, and, if chunks are
   // interleaved, the passes through the first chunks of the stages before it, in both directions.
   struct Bound {
     double before_s = 0.0;
     double least_s = 0.0;
+  };
+  // The load of a stage with certain longer chunks, in the class of assignments of this number.
+  struct KnownLoad {
+    std::uint32_t of_class = 0;
+    StageLoad load{};
   };
 
   PlanStatus check() const;
@@ -477,8 +487,11 @@ class AssignmentSearch {
   void spread_evenly(int total);
   void spread_by_load(int base, int extras, bool count_first, bool count_last);
   // `recompute`: of the stage, or -1 for the fastest variant of every layer.
-  double add_stage(const Partition& partition, int stage, std::int32_t recompute,
-                   Bound* bound) const;
+  StageLoad load_of(const Partition& partition, int stage, std::int32_t recompute) const;
+  double add_stage(const StageLoad& stage, Bound* bound) const;
+  KnownLoad* known_load(int stage);
+  bool known_too_long(double limit_s);
+  double limit_s(double below_s, const PlacedPlan& best) const noexcept;
   bool choose_recompute(double limit_s, Partition* partition);
   bool offer(double below_s, PlacedPlan* best);  // whether a step was simulated
   void try_all(bool count_first, bool count_last, double below_s, PlacedPlan* best);
@@ -491,6 +504,9 @@ class AssignmentSearch {
   std::vector<double> loads_s_;      // scratch: by stage
   std::vector<double> work_of_;      // scratch: by layer
   Partition partition_;              // that is offered
+  std::vector<KnownLoad> known_;     // by stage and longer chunks
+  std::uint32_t class_ = 0;          // number of the class of assignments
+  int last_too_long_ = 0;            // the stage that ruled out the last assignment
   PassChains chains_;
   AssignmentTree tree_{on_, recompute_};
   PassChains tree_chains_;  // of one search: its work does not depend on earlier ones

@@ -21,7 +21,8 @@ bool good_kind(const LayerKindRecord& kind, int variants) noexcept {
               is_size(kind.frozen_parameters) && is_size(kind.frozen_experts) &&
               is_size(kind.packed_parameters) && is_size(kind.packed_bytes) &&
               is_size(kind.more_state_bytes) && is_size(kind.step_gather_bytes) &&
-              is_size(kind.slice_s) && is_size(kind.stage_work) && kind.frozen_parameters <= kind.parameters &&
+              is_size(kind.host_state) && kind.host_state <= 1.0 && is_size(kind.slice_s) &&
+              is_size(kind.stage_work) && kind.frozen_parameters <= kind.parameters &&
               kind.frozen_experts <= kind.expert_parameters &&
               kind.packed_parameters <= kind.frozen_parameters;
   for (int v = 0; v < variants; ++v) {
@@ -75,8 +76,9 @@ bool same_costs(const LayerKindRecord& a, const LayerKindRecord& b) noexcept {
          a.frozen_parameters == b.frozen_parameters && a.frozen_experts == b.frozen_experts &&
          a.packed_parameters == b.packed_parameters && a.packed_bytes == b.packed_bytes &&
          a.more_state_bytes == b.more_state_bytes && a.step_gather_bytes == b.step_gather_bytes &&
-         a.copy_bytes == b.copy_bytes && a.cast_bytes == b.cast_bytes &&
-         a.shape_bytes == b.shape_bytes && a.slice_s == b.slice_s && a.boundary == b.boundary;
+         a.host_state == b.host_state && a.copy_bytes == b.copy_bytes &&
+         a.cast_bytes == b.cast_bytes && a.shape_bytes == b.shape_bytes && a.slice_s == b.slice_s &&
+         a.boundary == b.boundary;
 }
 
 bool known_schedule(std::int32_t code) noexcept {

@@ -124,19 +124,9 @@ def mesh_collective(
     MeshTime(time_s=0.007, algorithm='ordered')
     """
     _check_runs(runs)
-    operation, how, size, _, _ = _item(MeshGroup(op, payload_bytes, tuple(runs), (), algorithm))
-    columns = np.array(list(runs), dtype=np.int32).reshape(-1, 3).T
-    time_s, chosen, status = _core.mesh_collectives(
-        np.array([operation], dtype=np.uint8),
-        np.array([how], dtype=np.uint8),
-        np.array([size]),
-        np.array([0, len(runs)], dtype=np.int64),
-        *map(np.ascontiguousarray, columns),
-        links,
-    )
-    if status[0]:
-        raise InvalidInputError(f"mesh_collective: {_core.STATUS_SENTENCES[int(status[0])]}")
-    return MeshTime(float(time_s[0]), MESH_ALGORITHMS[int(chosen[0])])
+    operation, how, size, _, plain = _item(MeshGroup(op, payload_bytes, tuple(runs), (), algorithm))
+    time_s, chosen = _core.mesh_collective(operation, how, size, plain, links)
+    return MeshTime(time_s, MESH_ALGORITHMS[chosen])
 
 
 @dataclass(frozen=True)
@@ -175,8 +165,9 @@ class Mesh:
             and frozenset((die, (u, v))) not in self.cut
         ]
 
-    def regions(self) -> list[Mesh]:
-        """Return the connected parts, each with all other dies dead; the largest first."""
+    @cached_property
+    def regions(self) -> tuple[Mesh, ...]:
+        """The connected parts, each with all other dies dead; the largest first."""
         every = {(x, y) for y in range(self.rows) for x in range(self.columns)}
         left, parts = every - self.dead, []
         while left:
@@ -189,7 +180,7 @@ class Mesh:
                         open_ones.append(die)
             left -= part
             parts.append(Mesh(self.columns, self.rows, frozenset(every - part), self.cut))
-        return sorted(parts, key=lambda mesh: len(mesh.dead))
+        return tuple(sorted(parts, key=lambda mesh: len(mesh.dead)))
 
     @cached_property
     def _masks(self) -> tuple[Array, Array]:
@@ -205,11 +196,10 @@ class Mesh:
 
     def loads(self, flows: Sequence[Flow] | Array) -> Array:
         """Add up the bytes on each link when all flows run at once, as `link_loads` does."""
-        rows = np.asarray(flows, dtype=np.float64).reshape(-1, 3)
-        ends = (np.ascontiguousarray(rows[:, k].astype(np.int32)) for k in (0, 1))
-        loads = _core.mesh_loads(
-            self.columns, self.rows, *self._masks, *ends, np.ascontiguousarray(rows[:, 2])
-        )
+        (dead, cut), columns = self._masks, np.asarray(flows, dtype=np.float64).reshape(-1, 3).T
+        source, target = (columns[k].astype(np.int32) for k in (0, 1))
+        size = np.ascontiguousarray(columns[2])
+        loads = _core.mesh_loads(self.columns, self.rows, dead, cut, source, target, size)
         return loads.reshape(self.rows, self.columns, 4)
 
 

@@ -79,17 +79,11 @@ def _bands(mesh: Mesh, width: int, height: int) -> tuple[Die, ...]:
     return tuple(corners)
 
 
-@lru_cache(maxsize=256)
-def regions_of(mesh: Mesh) -> tuple[Mesh, ...]:
-    """Return the connected regions of a mesh, as `Mesh.regions` does, cached."""
-    return tuple(mesh.regions())
-
-
 @lru_cache(maxsize=65536)
 def _tiles(mesh: Mesh, width: int, height: int) -> tuple[Die, ...]:
     """First dies of rectangles in bands of rows or of columns, in the region that holds most."""
     by_region: list[tuple[Die, ...]] = []
-    for part in regions_of(mesh):
+    for part in mesh.regions:
         by_region.append(_bands(part, width, height))
         by_region.append(tuple((x, y) for y, x in _bands(part.turned, height, width)))
     return max(by_region, key=len, default=())
@@ -202,7 +196,7 @@ class _PathSearch:
 def longest_line_in(mesh: Mesh) -> Line:
     """Return the longest line of neighbouring live dies in any region of a mesh."""
     best = Line((), 1)
-    for part in regions_of(mesh):
+    for part in mesh.regions:
         if part.columns * part.rows - len(part.dead) > len(best.dies):
             best = max(best, _line_in(part), key=lambda line: len(line.dies))
     return best
@@ -314,10 +308,6 @@ def stage_dies(wafer: Wafer, width: int, height: int, stages: int) -> tuple[tupl
     if is_bent(wafer, width, height, stages):
         path = longest_line(wafer).dies
         return tuple(path[k * width : (k + 1) * width] for k in range(stages))
-    return tuple(rectangle_dies(at, width, height) for at in tiles(wafer, width, height)[:stages])
-
-
-def rectangle_dies(corner: Die, width: int, height: int) -> tuple[Die, ...]:
-    """List the dies of a rectangle row by row, from the corner with the smallest coordinates."""
-    x, y = corner
-    return tuple((x + i, y + j) for j in range(height) for i in range(width))
+    inside = [(i, j) for j in range(height) for i in range(width)]
+    corners = tiles(wafer, width, height)[:stages]
+    return tuple(tuple((x + i, y + j) for i, j in inside) for x, y in corners)

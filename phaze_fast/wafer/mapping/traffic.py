@@ -76,13 +76,10 @@ class _Slots:
 
     def __init__(self, problem: Problem, encoding: Encoding) -> None:
         self.slots = slots_of(encoding.layout.width, encoding.layout.height)
-        op_mappings, _ = encoding.arrays(problem)
+        roles, slots = range(len(ROLES)), range(len(self.slots))
         self.role = [
-            [
-                next(ROLES[r] for r in range(len(ROLES)) if int(op_mapping["slots"][r]) >> k & 1)
-                for k in range(len(self.slots))
-            ]
-            for op_mapping in op_mappings
+            [next(ROLES[r] for r in roles if masks[r] >> k & 1) for k in slots]
+            for masks in encoding.arrays(problem)[0]["slots"].tolist()
         ]
 
     def runs(self, chosen: list[int]) -> tuple[Run, ...]:
@@ -364,17 +361,6 @@ def streamed_bytes(problem: Problem, encoding: Encoding) -> Array:
     return streamed
 
 
-def _stream_step_loads(problem: Problem, encoding: Encoding, placed: tuple[Dies, ...]) -> Array:
-    """Link loads of the streams of a step; `placed` lists the dies of every stage."""
-    total = np.zeros((*problem.wafer.grid[::-1], 4))
-    streamed = streamed_bytes(problem, encoding)
-    for dies, (read_bytes, written_bytes) in zip(placed, streamed, strict=True):
-        unit = stream_loads(problem.wafer, dies)
-        if unit is not None:
-            total += read_bytes * unit + written_bytes * opposite(unit)
-    return total
-
-
 def _by_part(
     problem: Problem, encoding: Encoding, none: Load, load_of: Callable[[Transfer], Load]
 ) -> dict[str, Load]:
@@ -424,8 +410,14 @@ def step_loads(problem: Problem, encoding: Encoding) -> Array:
         for (x, y), (u, v) in zip(placement.dies[first], placement.dies[second], strict=True):
             flows.append((y * columns + x, v * columns + u, times * share))
             flows.append((v * columns + u, y * columns + x, times * share))
-    total = mesh_of(wafer).loads(flows) + _stream_step_loads(problem, encoding, placement.dies)
-    return total / len(placement.by_wafer)
+    total = mesh_of(wafer).loads(flows)
+    streams = np.zeros_like(total)
+    streamed = streamed_bytes(problem, encoding)
+    for dies, (read_bytes, written_bytes) in zip(placement.dies, streamed, strict=True):
+        unit = stream_loads(wafer, dies)
+        if unit is not None:
+            streams += read_bytes * unit + written_bytes * opposite(unit)
+    return (total + streams) / len(placement.by_wafer)
 
 
 def _boundary_bytes(problem: Problem, encoding: Encoding) -> float:

@@ -328,6 +328,10 @@ def inter_layer(before: str, after: str, size: float, parts: int = 2) -> float:
     return size * table.get((before, after), 0.0)
 
 
+_Choice = tuple[float, tuple[str, ...]]
+"""Cost and types of the first layers of a chain."""
+
+
 def types_of(
     layers: Sequence[LayerSize], parts: int, kinds: Sequence[str] = TYPES
 ) -> tuple[str, ...]:
@@ -342,9 +346,9 @@ def types_of(
     >>> types_of([LayerSize("a", 8.0, 8.0, 4096.0), LayerSize("b", 8.0, 8.0, 4096.0)], 2)
     ('columns', 'inner')
     """
-    best = {kind: (intra_layer(kind, layers[0]), (kind,)) for kind in kinds}
+    best: dict[str, _Choice] = {kind: (intra_layer(kind, layers[0]), (kind,)) for kind in kinds}
     for previous, layer in pairwise(layers):
-        following = {}
+        following: dict[str, _Choice] = {}
         for kind in kinds:
             cost, at = min(
                 (best[before][0] + inter_layer(before, kind, previous.outputs, parts), at)
@@ -457,7 +461,7 @@ class System:
 
     split: str
     """pairs: products by columns, then rows, as Megatron-LM does; replicas: the batch over all
-    dies; or AccPar's types, joined by spaces."""
+    dies; types: as AccPar does."""
     weights: tuple[str, ...] = ("replicated",)
     """Weight modes."""
     outputs: tuple[str, ...] = RECOMPUTE
@@ -466,16 +470,22 @@ class System:
     """Whether there is no pipeline."""
     off_wafer: bool = False
     """Whether it needs memory off the wafer."""
+    types: tuple[str, ...] = TYPES
+    """Types that products may be split by, of `TYPES`."""
 
 
 SYSTEMS = {
     "megatron": System("pairs", ("replicated", "zero1"), one_stage=False),
     "zero3": System("replicas", ("zero3",)),
-    "accpar": System(" ".join(TYPES), outputs=("none",)),
-    "hypar": System(" ".join(TYPES[:2]), outputs=("none",)),
+    "accpar": System("types", outputs=("none",)),
+    "hypar": System("types", outputs=("none",), types=TYPES[:2]),
     # Optimiser state, gradients and activations of Megatron-LM off the wafer.
     "megatron_offload": System(
-        *("pairs", ("replicated", "zero1", "offload"), (*RECOMPUTE, *OFFLOADED), False, True)
+        "pairs",
+        weights=("replicated", "zero1", "offload"),
+        outputs=(*RECOMPUTE, *OFFLOADED),
+        one_stage=False,
+        off_wafer=True,
     ),
     # Replicas on the wafer; gradients and optimiser state off it (Ren et al. 2021).
     "zero_offload": System("replicas", ("offload",), off_wafer=True),
@@ -538,7 +548,9 @@ def candidates_of(problem: Problem, system: System, linear: bool = False) -> Can
 
     @cache  # micro-batches, stages and schedules share one plan
     def pairs(axis_assignment: AxisAssignment, shared: bool, mode: str, spread: bool) -> Array:
-        return megatron_op_mappings(problem, axis_assignment, shared, mode, spread)
+        op_mappings = megatron_op_mappings(problem, axis_assignment, shared, mode, spread)
+        op_mappings.setflags(write=False)
+        return op_mappings
 
     def splits(layout: Layout) -> Iterator[Array]:
         if system.split == "replicas":
@@ -548,7 +560,7 @@ def candidates_of(problem: Problem, system: System, linear: bool = False) -> Can
                 for variant in megatron_variants(problem, t, system.weights):
                     yield pairs(axis_assignment, *variant)
         else:
-            yield typed_op_mappings(problem, layout, system.split.split())
+            yield typed_op_mappings(problem, layout, system.types)
 
     return lambda layout: product(splits(layout), codes)
 
@@ -736,10 +748,10 @@ def baselines(problem: Problem, names: Iterable[str] | None = None) -> dict[str,
                 f"baselines: {name!r} is not accepted; accepted on {problem.wafer.name}: "
                 f"{', '.join(baselines_on(problem))}"
             )
-        before = tuner.evaluations
+        before, system = tuner.evaluations, SYSTEMS[name]
         default = _default(problem, tuner, name)
         tuned, tiled = (
-            tuner.best(*(of(problem, SYSTEMS[name], linear) for of in (layouts_of, candidates_of)))
+            tuner.best(layouts_of(problem, system, linear), candidates_of(problem, system, linear))
             for linear in (True, False)
         )
         stands_in = default is None
