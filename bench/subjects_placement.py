@@ -26,6 +26,7 @@ from phaze_fast.papers import (
     solve_nest,
 )
 from phaze_fast.planning import Plan, Plans, Predictions, Training, plan, predict, predict_batch
+from phaze_fast.runs.sweep import PlanGrid, Point, SweepTable, sweep
 
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden" / "dp_golden.jsonl"
 LARGE = ("megatron-8.3b_D1024", "gpt3-175b_D1024")
@@ -308,9 +309,9 @@ def _check_all(given: tuple[Asked, dict[str, np.ndarray]], found: Predictions) -
         assert one.time_s == found.time_s[k]
 
 
-for _name, _build in (
-    ("predict-batch-llama3-70b-256-h100", _given_many),
-    ("predict-batch-mixtral-8x7b-interleaved", _interleaved),
+for _name, _build, _target in (
+    ("predict-batch-llama3-70b-256-h100", _given_many, ">= 1,000,000/s"),
+    ("predict-batch-mixtral-8x7b-interleaved", _interleaved, ">= 500,000/s"),
 ):
     register(
         Subject(
@@ -320,10 +321,49 @@ for _name, _build in (
             build=_build,
             run=_predict_all,
             check=_check_all,
-            target=">= 500,000/s",
+            target=_target,
             smoke=lambda build=_build: build(331),
         )
     )
+
+
+SWEPT = PlanGrid(
+    tp=(1, 2, 4, 8),
+    pp=(1, 2, 4, 8, 16, 32),
+    cp=(1, 2, 4),
+    micro_batch=(1, 2, 4, 8),
+    zero=(0, 1, 2, 3),
+    recompute=("none", "selective", "full"),
+    rank_order=("replicas-inside", "stages-inside"),
+)
+
+
+def _sweep_points() -> list[Point]:
+    """One model on one cluster for rising batches, so that its layers are priced once."""
+    model, cluster, step = _llama3()
+    return [Point(model, cluster, step.replace(global_batch=256 * k)) for k in range(1, 9)]
+
+
+def _check_sweep(points: list[Point], table: SweepTable) -> None:
+    assert table["plans"].sum() > 40_000
+    for point, row in zip(points, table.rows, strict=True):
+        widths = ("tp", "pp", "dp", "cp", "micro_batch", "zero", "recompute", "rank_order")
+        given = {name: row[name] for name in (*widths, "global_batch")}
+        assert predict(point.model, point.cluster, given).time_s == row["time_s"]
+
+
+register(
+    Subject(
+        name="sweep-of-grids-llama3-70b",
+        stage="placement",
+        items=8 * len(SWEPT.columns(256)["tp"]),
+        build=_sweep_points,
+        run=lambda points: sweep(points, evaluate=SWEPT, threads=1),
+        check=_check_sweep,
+        target=">= 300,000/s",
+        rounds=1,
+    )
+)
 
 
 def _deepseek() -> Asked:

@@ -672,6 +672,7 @@ void PipelinePlayer::Game::held(std::int64_t device, std::vector<double>* moment
     moments->resize(size);
     moments->insert(moments->end(), now.begin(), now.end());
   };
+  bool risen = false;
   for (std::size_t s = 0; s < kSegments; ++s) {
     const Segment& part = segment(at(device), s);
     // Activations are the same after every round, except in GPipe, where every round adds some.
@@ -683,13 +684,16 @@ void PipelinePlayer::Game::held(std::int64_t device, std::vector<double>* moment
         const std::size_t chunk = orders_->tokens[i].slot() % chunks;
         if (kind == Pass::kForward || kind == Pass::kPair) {
           now[chunk] += 1.0;
-          note();
+          risen = true;
         }
-        if (kind == Pass::kBackward || kind == Pass::kWeightGrad) now[chunk] -= 1.0;
-        if (kind == Pass::kPair) now[chunk ^ 1U] -= 1.0;
+        if (kind == Pass::kForward || kind == Pass::kInputGrad) continue;
+        if (risen) note();  // until then every moment holds less than the next
+        risen = false;
+        now[kind == Pass::kPair ? chunk ^ 1U : chunk] -= 1.0;
       }
     }
   }
+  if (risen) note();
 }
 
 // ---- phases ----

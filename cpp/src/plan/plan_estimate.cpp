@@ -155,7 +155,6 @@ void PlanEstimator::list_rows() {
     }
     rows_.push_back(row);
   }
-  row_steps_ = steps_.size();
 }
 
 void PlanEstimator::list_levels(std::span<const KindTimes> free) {
@@ -358,7 +357,7 @@ void PlanEstimator::simulate(PipelinePlayer* player) {
   }
 }
 
-// The longest work after the last pass, see StepPlayer::take_passes.
+// The longest work after the last pass, as StepPlayer::take_passes has it.
 double PlanEstimator::longest_tail_s(const Row& row) const {
   const bool one_way = !bidirectional(shape());
   const double contention = space_->training.contention;

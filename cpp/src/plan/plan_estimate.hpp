@@ -148,8 +148,7 @@ class PlanEstimator {
   std::array<std::size_t, kMaxVariants> variant_at_{};
   std::vector<Row> rows_;
   std::vector<Sizes> sizes_;
-  std::vector<Step> steps_;
-  std::size_t row_steps_ = 0;  // of these, those of rows; levels follow
+  std::vector<Step> steps_;    // of rows; those of levels follow
   std::vector<Level> levels_;  // the first without exchanges, messages included
   Passes plain_{};             // without exchanges
   std::vector<PlanEstimate> found_;

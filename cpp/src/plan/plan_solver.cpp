@@ -36,7 +36,6 @@ void LayoutOnChip::lay(const PlanSpaceImpl& of, std::size_t number, PipelinePlay
   stages = layout->record.pp;
   micro_batches = layout->record.micro_batches;
   zero_bubble = schedule() == PipelineSchedule::kZeroBubbleH1;
-  times_ = nullptr;
   player_ = player;
   held_.assign(at(stages), nullptr);
   find_messages();
@@ -45,7 +44,6 @@ void LayoutOnChip::lay(const PlanSpaceImpl& of, std::size_t number, PipelinePlay
 void LayoutOnChip::start(const PlanSpaceImpl& of, std::size_t number, const KindTimes& times,
                          PipelinePlayer* player) {
   lay(of, number, player);
-  times_ = times.forward_s;
   sums.build(of, *layout, *costs, times);
 }
 
@@ -168,11 +166,7 @@ LateGradients LayoutOnChip::late_gradients(const Partition& partition, int stage
 // ---- the step of a partition ----
 
 double StepPlayer::take_passes(const Partition& partition) {
-  passes_ = &on_.sums;
-  return take_passes(partition, false, false);
-}
-
-double StepPlayer::take_passes(const Partition& partition, bool free_data, bool free_messages) {
+  const PlanSums& sums = on_.sums;
   const int chunks = on_.record().vpp;
   const std::size_t count = at(on_.stages) * at(chunks);
   forward_s_.resize(count);
@@ -190,18 +184,15 @@ double StepPlayer::take_passes(const Partition& partition, bool free_data, bool 
       const int i = partition.cuts[chunk];
       const int j = partition.cuts[chunk + 1];
       const std::size_t own = at(stage) * at(chunks) + at(c);
-      forward_s_[own] =
-          passes_->forward_s(i, j) + (free_messages ? 0.0 : on_.enters_s(stage, c, i, j));
-      backward_s_[own] = passes_->backward_s(recompute, i, j) +
-                         (free_messages ? 0.0 : on_.leaves_s(stage, c, i, j));
-      weight_grad_s_[own] = std::min(backward_s_[own], passes_->weight_grad_s(i, j));
-      sync += free_data ? 0.0 : on_.sums.sync_s(i, j);
-      step += free_data ? on_.sums.own_step_s(i, j) : on_.sums.step_s(i, j);
-      own_s += passes_->plain_s(i, j);
+      forward_s_[own] = sums.forward_s(i, j) + on_.enters_s(stage, c, i, j);
+      backward_s_[own] = sums.backward_s(recompute, i, j) + on_.leaves_s(stage, c, i, j);
+      weight_grad_s_[own] = std::min(backward_s_[own], sums.weight_grad_s(i, j));
+      sync += sums.sync_s(i, j);
+      step += sums.step_s(i, j);
+      own_s += sums.plain_s(i, j);
     }
-    const double bucket_s = free_data ? 0.0 : on_.costs->bucket_s;
-    const double tail_s = tail_after(sync, own_s / chunks, bucket_s, step, before_s / chunks,
-                                     on_.space->training.contention);
+    const double tail_s = tail_after(sync, own_s / chunks, on_.costs->bucket_s, step,
+                                     before_s / chunks, on_.space->training.contention);
     longest_tail_s = std::max(longest_tail_s, tail_s);
     // Passes in both directions end on all devices at about the same time.
     if (!bidirectional(on_.record())) before_s += own_s;
@@ -236,33 +227,12 @@ double StepPlayer::step_s() {
 
 StepPlayer::Played StepPlayer::play(const Partition& partition) {
   const double tail_s = take_passes(partition);
-  last_step_s_ = step_s();
-  return {last_step_s_, tail_s};
+  return {step_s(), tail_s};
 }
 
 double StepPlayer::time_s(const Partition& partition) {
   const Played played = play(partition);
   return played.step_s + played.tail_s + on_.layout->exchange_s;
-}
-
-StepPlayer::Played StepPlayer::play_free(const Partition& partition, const KindTimes& times,
-                                         std::size_t level, bool free_messages) {
-  if (free_passes_.size() <= level) free_passes_.resize(level + 1);
-  FreePasses& own = free_passes_[level];
-  if (own.times != times.forward_s) {
-    own.sums.build(*on_.space, *on_.layout, *on_.costs, times, true);
-    own.times = times.forward_s;
-  }
-  passes_ = &own.sums;
-  last_forward_s_.swap(forward_s_);
-  last_backward_s_.swap(backward_s_);
-  last_weight_grad_s_.swap(weight_grad_s_);
-  const double tail_s = take_passes(partition, true, free_messages);
-  // The work after the last pass does not change the step before it.
-  const bool same = forward_s_ == last_forward_s_ && backward_s_ == last_backward_s_ &&
-                    weight_grad_s_ == last_weight_grad_s_;
-  if (!same) last_step_s_ = step_s();
-  return {last_step_s_, tail_s};
 }
 
 // ---- recomputation of a stage ----

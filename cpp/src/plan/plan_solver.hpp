@@ -144,19 +144,12 @@ class RecomputeCache {
 class LayoutOnChip {
  public:
   // lay() computes what does not depend on times: chunks, messages, activations in flight.
-  // start() also computes the sums of a layout on a chip; started() is whether they are those of
-  // this layout and these times.
+  // start() also computes the sums of the layout on a chip.
   void lay(const PlanSpaceImpl& of, std::size_t number, PipelinePlayer* player);
   void start(const PlanSpaceImpl& of, std::size_t number, const KindTimes& times,
              PipelinePlayer* player);
-  bool started(const PlanSpaceImpl& of, std::size_t number, const KindTimes& times) const noexcept {
-    return space == &of && layout == &of.layouts[number] && times_ == times.forward_s;
-  }
   // Drops cached times, which may change between calls of the kernel.
-  void forget() noexcept {
-    sums.forget();
-    times_ = nullptr;
-  }
+  void forget() noexcept { sums.forget(); }
 
   const LayoutRecord& record() const noexcept { return layout->record; }
   PipelineSchedule schedule() const noexcept { return schedule_of(layout->record); }
@@ -216,7 +209,6 @@ class LayoutOnChip {
     return at_stage == kWrap ? of.wrap_s : own.message_s[at(at_stage)];  // entry 0 is zero
   }
 
-  const double* times_ = nullptr;
   Shape shape_{-1, 0, 0};                          // of the next three
   std::vector<std::int32_t> places_;               // by stage and chunk, see chain_of
   std::vector<std::int32_t> enter_at_, leave_at_;  // the same: later stage of a message, or kWrap
@@ -234,7 +226,6 @@ class StepPlayer {
 
   // `played`, if given, is looked up before a step is simulated; several players may share it.
   void look_up(PlayedSteps* played) noexcept { played_ = played; }
-  void forget() noexcept { free_passes_.clear(); }
   PipelinePlayer* player() noexcept { return &player_; }
 
   // The simulated step of a partition: its time without the tail, and the longest tail.
@@ -245,11 +236,6 @@ class StepPlayer {
   Played play(const Partition& partition);
   // The sum of both, with the exchange of a tied embedding's gradients.
   double time_s(const Partition& partition);
-  // The step with other times and without exchanges of gradients and weights; `level` distinguishes
-  // the queries of one layout. Call after play() of the same partition.
-  Played play_free(const Partition& partition, const KindTimes& times, std::size_t level,
-                   bool free_messages);
-
   // Computes the passes of a partition, each stage in its variant: `forward_s` and the other
   // accessors return them, loads() and step_s() use them. Returns the longest tail.
   double take_passes(const Partition& partition);
@@ -259,27 +245,13 @@ class StepPlayer {
   const std::vector<double>& forward_s() const noexcept { return forward_s_; }
   const std::vector<double>& backward_s() const noexcept { return backward_s_; }
   const std::vector<double>& weight_grad_s() const noexcept { return weight_grad_s_; }
-  // The passes of the last simulated step.
-  const PassSums& passes() const noexcept { return *passes_; }
 
  private:
-  double take_passes(const Partition& partition, bool free_data, bool free_messages);
-
   const LayoutOnChip& on_;
   PipelinePlayer player_;
   PlayedSteps* played_ = nullptr;
   PlayedSteps::Key key_;
-  const PassSums* passes_ = nullptr;
   std::vector<double> forward_s_, backward_s_, weight_grad_s_;
-  double last_step_s_ = 0.0;                                                   // of these passes
-  std::vector<double> last_forward_s_, last_backward_s_, last_weight_grad_s_;  // scratch
-  // Pass times in which exchanges of weights and gradients cost nothing, indexed by the level of
-  // play_free(); valid for all layouts of a strategy.
-  struct FreePasses {
-    const double* times = nullptr;
-    PassSums sums;
-  };
-  std::vector<FreePasses> free_passes_;
 };
 
 // Chooses the recomputation of a stage: the fastest feasible option. All blocks are recomputed by
@@ -556,10 +528,7 @@ class PlanSolver {
   PlanSolver& operator=(const PlanSolver&) = delete;
 
   void look_up(PlayedSteps* played) noexcept { step_.look_up(played); }
-  void forget() noexcept {
-    on_.forget();
-    step_.forget();
-  }
+  void forget() noexcept { on_.forget(); }
   void lay(const PlanSpaceImpl& space, std::size_t layout) {
     on_.lay(space, layout, step_.player());
   }

@@ -8,8 +8,8 @@
 namespace phaze {
 
 void PassSums::build(const PlanSpaceImpl& space, const PricedLayout& layout,
-                     const LayoutCosts& costs, const KindTimes& times, bool free_data) {
-  const int zero = free_data ? 0 : layout.record.zero;
+                     const LayoutCosts& costs, const KindTimes& times) {
+  const int zero = layout.record.zero;
   const double contention = space.training.contention;
   const auto layers = at(space.layers);
   const auto kinds = at(space.kinds);
@@ -79,7 +79,7 @@ void PlanSums::build(const PlanSpaceImpl& space, const PricedLayout& layout,
   layers_ = space.layers;
   lost_ = 1.0 + space.training.fragmentation;
   if (!same_passes) {
-    PassSums::build(space, layout, costs, times, false);
+    PassSums::build(space, layout, costs, times);
     worked_ = false;
   }
   if (!same_times) find_fastest(times);
@@ -108,7 +108,7 @@ void PlanSums::add_costs(const KindTimes& times) {
   const auto after = [&](std::size_t timed, std::size_t kind) {
     double own_s = costs_->step_bytes[kind] / times.hbm_bytes_per_s;
     if (times.step_s != nullptr) own_s += times.step_s[timed] * costs_->step_share[kind];
-    return After{costs_->sync_s[kind], own_s + costs_->shared_s[kind], own_s};
+    return After{costs_->sync_s[kind], own_s + costs_->shared_s[kind]};
   };
   const std::size_t last = at(layers_) - 1;
   const std::size_t last_kind = at(space_->kind_at(layers_ - 1, layout_->record.pp));
@@ -123,7 +123,6 @@ void PlanSums::add_costs(const KindTimes& times) {
     const After& own = by_kind_[i == last ? at(space_->kinds) : kind];
     sum.sync += own.sync;
     sum.step += own.step;
-    sum.own_step += own.own_step;
     after_[i + 1] = sum;
     resident_[i + 1] = resident += costs_->resident_bytes[i == last ? last_kind : kind];
     late_[i + 1] = late += costs_->late_bytes[i == last ? last_kind : kind];

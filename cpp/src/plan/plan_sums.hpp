@@ -21,10 +21,9 @@ void find_layer_peak(const PlanSpaceImpl& space, const LayoutRecord& layout,
 
 class PassSums {
  public:
-  // Sums of a layout on a chip; if `free_data`, exchanges of weights and gradients cost nothing,
-  // and the result is valid for every layout of the strategy.
+  // Sums of a layout on a chip.
   void build(const PlanSpaceImpl& space, const PricedLayout& layout, const LayoutCosts& costs,
-             const KindTimes& times, bool free_data);
+             const KindTimes& times);
 
   double forward_s(int i, int j) const noexcept {
     return before_[at(j)].forward - before_[at(i)].forward;
@@ -89,11 +88,8 @@ class PlanSums : public PassSums {
   double late_bytes(int i, int j) const noexcept { return part(late_, 0, i, j); }
   double once_bytes(int i, int j) const noexcept { return part(once_, 0, i, j); }
   double sync_s(int i, int j) const noexcept { return after_[at(j)].sync - after_[at(i)].sync; }
-  // The optimiser step including its exchanges; and its own memory traffic alone.
+  // The optimiser step including its exchanges.
   double step_s(int i, int j) const noexcept { return after_[at(j)].step - after_[at(i)].step; }
-  double own_step_s(int i, int j) const noexcept {
-    return after_[at(j)].own_step - after_[at(i)].own_step;
-  }
   // Both passes in the fastest variant; call find_work() first.
   void find_work();
   double work_s(int i, int j) const noexcept { return part(work_, 0, i, j); }
@@ -128,7 +124,7 @@ class PlanSums : public PassSums {
   }
   // Seconds after the last pass, of all layers before a position.
   struct After {
-    double sync, step, own_step;
+    double sync, step;
   };
   std::vector<After> by_kind_;  // scratch; then the last layer
 
