@@ -160,7 +160,7 @@ def op_times(
     chips: _Array,
     tuning_of: _Array,
     tunings: _Array,
-    precision: tuple[float, float, float, float],
+    precision: tuple[float, ...],
     one_core: bool,
     threads: int,
 ) -> _Array: ...
@@ -169,25 +169,28 @@ def op_bounds(
     chips: _Array,
     tuning_of: _Array,
     tunings: _Array,
-    precision: tuple[float, float, float, float],
+    precision: tuple[float, ...],
     one_core: bool,
     threads: int,
 ) -> _Array: ...
 def group_traffic(
-    groups: _Array, capacities: _Array, rules: tuple[float, float, float]
+    groups: _Array, capacities: _Array, rules: tuple[float, float, float, float]
 ) -> _Array: ...
 def product_bytes(
-    m: int, k: int, n: int, capacities: _Array, rules: tuple[float, float, float]
+    m: int, k: int, n: int, capacities: _Array, rules: tuple[float, float, float, float]
 ) -> _Array: ...
 def op_hbm_bytes(
-    ops: _Array, capacities: _Array, precision: tuple[float, float, float, float]
+    ops: _Array,
+    capacities: _Array,
+    precision: tuple[float, ...],
+    exact: bool,
 ) -> _Array: ...
 def path_bounds(
     ops: _Array,
     chips: _Array,
     tuning_of: _Array,
     tunings: _Array,
-    precision: tuple[float, float, float, float],
+    precision: tuple[float, ...],
     graphs: tuple[_Array, _Array, _Array, _Array, _Array, _Array],
     threads: int,
 ) -> _Array: ...
@@ -196,7 +199,7 @@ def energy_bounds(
     chips: _Array,
     tuning_of: _Array,
     tunings: _Array,
-    precision: tuple[float, float, float, float],
+    precision: tuple[float, ...],
     energy_table: _Array,
     count: _Array,
     threads: int,
@@ -206,7 +209,7 @@ def op_costs(
     chips: _Array,
     tuning_of: _Array,
     tunings: _Array,
-    precision: tuple[float, float, float, float],
+    precision: tuple[float, ...],
     one_core: bool,
     energy_table: _Array,
     static_w: _Array,
@@ -358,16 +361,13 @@ def place_nest(
     all_replicas: bool,
     threads: int,
 ) -> list[NestAnswer]: ...
-def mesh_collectives(
-    op: _Array,
-    algorithm: _Array,
-    payload_bytes: _Array,
-    ptr: _Array,
-    axis: _Array,
-    size: _Array,
-    stride: _Array,
+def mesh_collective(
+    op: int,
+    algorithm: int,
+    payload_bytes: float,
+    runs: Sequence[Sequence[int]],
     links: tuple[float, float, float, int],
-) -> tuple[_Array, _Array, _Array]: ...
+) -> tuple[float, int]: ...
 def mesh_loads(
     columns: int,
     rows: int,
@@ -429,9 +429,15 @@ TRAINING_DTYPE: np.dtype[np.void]
 ESTIMATE_DTYPE: np.dtype[np.void]
 PLAN_STATUS_SENTENCES: tuple[str, ...]
 MEMORY_RULE: dict[str, int]
-WIDTHS_DTYPE: np.dtype[np.void]
+WIDTHS: tuple[str, ...]
 
-def check_widths(widths: _Array, devices: int, global_batch: int) -> _Array: ...
+def check_widths(widths: Sequence[_Array], devices: int, global_batch: int) -> _Array: ...
+
+class LaidOut(NamedTuple):
+    layouts: _Array
+    rows: _Array
+
+def laid_out(widths: Sequence[_Array], strategy: _Array, global_batch: int) -> LaidOut: ...
 
 class EstimatedPlan(NamedTuple):
     estimate: _Array

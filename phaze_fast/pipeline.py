@@ -152,18 +152,9 @@ def search(
         return result
     remaining_s = max(time_limit_s - outcome.seconds, 0.0)
     if portfolio:
-        pair = best_pair(
-            models,
-            space,
-            cluster,
-            training,
-            single=outcome.winners[0],
-            weights=weights,
-            objective=objective,
-            time_limit_s=remaining_s,
-            threads=threads,
-            say=say,
-        )
+        how: dict[str, Any] = {"weights": weights, "objective": objective, "threads": threads}
+        how |= {"single": outcome.winners[0], "time_limit_s": remaining_s, "say": say}
+        pair = best_pair(models, space, cluster, training, **how)
         result = replace(result, portfolio=pair)
     return _with_uncertainty(
         result,
@@ -241,14 +232,8 @@ def _with_uncertainty(
     search = UncertainSearch(
         tuple(models), result.space, cluster, training, tuple(result.weights), result.threads
     )
-    robust = robust_chip(
-        search,
-        uncertainty,
-        result.outcome.winners[0],
-        tolerance=tolerance,
-        time_limit_s=time_limit_s,
-        say=say,
-    )
+    limits = {"tolerance": tolerance, "time_limit_s": time_limit_s}
+    robust = robust_chip(search, uncertainty, result.outcome.winners[0], **limits, say=say)
     if not samples:
         return replace(result, robust=robust)
     sampled = information(search, uncertainty, samples=samples, seed=seed, robust=robust.index)
@@ -305,23 +290,13 @@ def compare(
             "the least time, which other methods are compared by"
         )
     threads = thread_count(threads)
-    others = baselines_of(
-        found.problems,
-        found.space,
-        found.weights,
-        found.outcome,
-        which=baselines,
-        threads=threads,
-        seed=seed,
-        say=say,
-    )
+    problem = (found.problems, found.space, found.weights, found.outcome)
+    others = baselines_of(*problem, which=baselines, threads=threads, seed=seed, say=say)
     gain: list[dict[str, Any]] = []
     if "built" in others and others["built"]["time_s"] is not None:
         best = found.best
         gain = gain_by_cause(found.problems[0], best.chip, best.time_s)
     variations = []
     if sensitivity:
-        variations = sensitivity_of(
-            found.problems, found.space, found.weights, found.outcome, threads=threads, say=say
-        )
+        variations = sensitivity_of(*problem, threads=threads, say=say)
     return replace(found, baselines=others, gain=gain, sensitivity=variations)

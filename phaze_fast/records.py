@@ -421,5 +421,6 @@ def explain(error: ValidationError, what: str, source: str) -> str:
             lines.append(f"{prefix}{path or what}: {fault}")
     lines = list(dict.fromkeys(lines))
     if len(lines) > _MOST_FAULTS:
-        lines[_MOST_FAULTS:] = [f"{prefix}{len(lines) - _MOST_FAULTS} more faults"]
+        kept = _MOST_FAULTS - 1
+        lines[kept:] = [f"{prefix}{len(lines) - kept} more faults"]
     return "\n".join(lines)

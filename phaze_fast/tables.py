@@ -77,11 +77,9 @@ class Brief:
 def _abbreviated(value: Any) -> str:
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple):
-        return (
-            f"{value.dtype} array of shape {shape}"
-            if value.dtype.names is None
-            else (f"array of {shape} records: {', '.join(value.dtype.names)}")
-        )
+        names = value.dtype.names
+        several = f"array of {shape} records: {', '.join(names or ())}"
+        return several if names else f"{value.dtype} array of shape {shape}"
     if isinstance(value, list | tuple | dict) and len(value) > 4:
         return f"{len(value):,} entries"
     return brief(value)

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import get_args
 
 import numpy as np
 
 from phaze_fast import ArchitectureSpace, Cluster, Training, _core, models
 from phaze_fast.cost import BufferRules, FusedGroup, group_traffic, product_bytes
+from phaze_fast.cost.machines import Streams
 from phaze_fast.cost.operators import product_ops
 from phaze_fast.explore import find_chips
-from phaze_fast.opgraph import Fusion
 from phaze_fast.units import format_time
 
 MODELS = (
@@ -26,6 +25,7 @@ MODELS = (
 )
 LAYERS = {"BERT-large": (1024, 4096), "GPT-3": (12288, 49152)}
 ROWS = 2048
+BF16 = Streams(2.0, 2.0, 4.0, 1.0)
 NARROW = BufferRules(sum_bytes=2.0, strip_depth=1.0, strip_copies=1.0)
 RULES = {
     "least": NARROW,
@@ -46,7 +46,7 @@ def winners(space: ArchitectureSpace, names: tuple[str, ...]) -> None:
     pod = Cluster(devices=1024, fabric="tpuv4-pod")
     write("| model | fusion | best chip | step | joules | search |\n|---|---|---|---|---|---|")
     for name in names:
-        for fusion in get_args(Fusion):
+        for fusion in ("none", "epilogues", "full"):
             step = Training(global_batch=4096, tp=(1, 2, 4, 8), zero=(0, 1), fusion=fusion)
             begin = time.perf_counter()
             found = find_chips([models.load(name)], space, pod, step, top=1)
@@ -74,7 +74,7 @@ def traffic() -> None:
         alone = [sum(product_bytes(*s, sizes, rules) for s in shapes) for rules in RULES.values()]
         fused = group_traffic(FusedGroup(ROWS, hidden, wide, hidden), sizes, NARROW).hbm_bytes
         ops = product_ops([(1, *shape) for shape in shapes])
-        ours = _core.op_hbm_bytes(ops, sizes, (2.0, 2.0, 4.0, 1.0)).reshape(len(sizes), -1).sum(1)
+        ours = _core.op_hbm_bytes(ops, sizes, BF16, False).reshape(len(sizes), -1).sum(1)
         for i, size in enumerate(sizes):
             figures = (min(fused[i], alone[0][i]), *(least[i] for least in alone), ours[i])
             text = " | ".join(f"{figure / 2**20:,.0f}" for figure in figures)

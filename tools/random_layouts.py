@@ -41,6 +41,7 @@ def draw(
     schedule, vpp = rng.choice(SCHEDULES) if pp > 1 else ("1f1b", 1)
     in_node = max(1, node // (tp * cp))  # replicas
     shards = [0, in_node] if dp % in_node == 0 else [0]
+    mixed = [f"ulysses:{n}/ring" for n in divisors(cp)[1:-1]]
     fields = {
         "tp": tp,
         "cp": cp,
@@ -53,7 +54,7 @@ def draw(
         "shard": rng.choice(shards),
         "schedule": schedule,
         "vpp": vpp,
-        "cp_kind": rng.choice(CONTEXT_KINDS) if cp > 1 else CONTEXT_KINDS[0],
+        "cp_kind": rng.choice([*CONTEXT_KINDS, *mixed]) if cp > 1 else CONTEXT_KINDS[0],
         "rank_order": rng.choice(RANK_ORDERS),
     }
     return None if step.global_batch % (dp * micro_batch) else fields

@@ -9,13 +9,13 @@
 namespace phaze::bindings {
 namespace {
 
-using RulesTuple = std::array<double, 3>;  // element_bytes, sum_bytes, strip
+using RulesTuple = std::array<double, 4>;  // the fields of BufferRules
 
 py::array_t<FusedTraffic> group_traffic(const py::object& groups, const py::object& capacities,
                                         const RulesTuple& rules) {
   const auto listed = view<FusedGroup>(groups, "groups");
   const auto sizes = view<double>(capacities, "capacities");
-  const BufferRules p{rules[0], rules[1], rules[2]};
+  const BufferRules p{rules[0], rules[1], rules[2], rules[3]};
   for (std::size_t i = 0; i < listed.size(); ++i) {
     if (is_valid(listed[i], p)) continue;
     throw InvalidInput("groups[" + std::to_string(i) +
@@ -32,7 +32,7 @@ py::array_t<FusedTraffic> group_traffic(const py::object& groups, const py::obje
 py::array_t<double> product_bytes(std::int64_t m, std::int64_t k, std::int64_t n,
                                   const py::object& capacities, const RulesTuple& rules) {
   const auto sizes = view<double>(capacities, "capacities");
-  const BufferRules p{rules[0], rules[1], rules[2]};
+  const BufferRules p{rules[0], rules[1], rules[2], rules[3]};
   if (!is_valid({1, m, 1, k, n, 1, 0, 1.0, 1.0, 1.0, 1.0, 0.0}, p) || k < 1) {
     throw InvalidInput("m, k, n: " + std::to_string(m) + ", " + std::to_string(k) + ", " +
                        std::to_string(n) + " is not accepted; expected 1 to 2^40");

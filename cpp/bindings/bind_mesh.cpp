@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "arrays.hpp"
@@ -46,47 +47,20 @@ void refuse(Status status, const char* name) {
   if (status != Status::kOk) throw InvalidInput(std::string(name) + ": " + sentence(status));
 }
 
-// Runs of row i are ptr[i] up to ptr[i + 1]. Returns (time_s, algorithm, status).
-py::tuple collectives(const py::object& op, const py::object& algorithm, const py::object& bytes,
-                      const py::object& ptr, const py::object& axis, const py::object& size,
-                      const py::object& stride, const PyLinks& links) {
-  const auto ops = view<std::uint8_t>(op, "op");
-  const auto count = static_cast<py::ssize_t>(ops.size());
-  const auto wanted = view<std::uint8_t>(algorithm, "algorithm", count);
-  const auto volumes = view<double>(bytes, "bytes", count);
-  const auto first = view<std::int64_t>(ptr, "ptr", count + 1);
-  const auto axes = view<std::int32_t>(axis, "axis");
-  const auto runs = static_cast<py::ssize_t>(axes.size());
-  const auto sizes = view<std::int32_t>(size, "size", runs);
-  const auto strides = view<std::int32_t>(stride, "stride", runs);
-  for (std::size_t i = 0; i < first.size(); ++i) {
-    if (first[i] < 0 || first[i] > runs || (i > 0 && first[i] < first[i - 1])) {
-      throw InvalidInput("ptr: expected rising positions in the list of runs");
-    }
-  }
-  std::vector<MeshRun> all(axes.size());
-  for (std::size_t i = 0; i < axes.size(); ++i) all[i] = {axes[i], sizes[i], strides[i]};
-  py::array_t<double> time_s(count);
-  py::array_t<std::uint8_t> chosen(count);
-  py::array_t<std::uint8_t> status(count);
-  const auto times = writable(time_s);
-  const auto algorithms = writable(chosen);
-  const auto statuses = writable(status);
-  const MeshLinks wires = links_of(links);
-  {
-    const py::gil_scoped_release release;
-    for (std::size_t i = 0; i < ops.size(); ++i) {
-      const std::span<const MeshRun> mine{all.data() + first[i],
-                                          static_cast<std::size_t>(first[i + 1] - first[i])};
-      const MeshResult result = mesh_collective(static_cast<CollectiveOp>(ops[i]), volumes[i], mine,
-                                                wires, static_cast<MeshAlgorithm>(wanted[i]));
-      times[i] = result.time_s;
-      algorithms[i] = static_cast<std::uint8_t>(result.algorithm);
-      statuses[i] = static_cast<std::uint8_t>(result.status);
-    }
-  }
-  return py::make_tuple(freeze(std::move(time_s)), freeze(std::move(chosen)),
-                        freeze(std::move(status)));
+using PyRuns = std::vector<std::array<std::int32_t, 3>>;  // axis, size, stride
+
+std::vector<MeshRun> runs_of(const PyRuns& given) {
+  std::vector<MeshRun> runs;
+  for (const auto& [axis, size, stride] : given) runs.push_back({axis, size, stride});
+  return runs;
+}
+
+std::pair<double, int> collective(std::uint8_t op, std::uint8_t algorithm, double bytes,
+                                  const PyRuns& runs, const PyLinks& links) {
+  const MeshResult result = mesh_collective(static_cast<CollectiveOp>(op), bytes, runs_of(runs),
+                                            links_of(links), static_cast<MeshAlgorithm>(algorithm));
+  refuse(result.status, "mesh_collective");
+  return {result.time_s, static_cast<int>(result.algorithm)};
 }
 
 py::array_t<double> loads(std::int64_t columns, std::int64_t rows, const py::object& dead,
@@ -125,18 +99,10 @@ std::vector<MeshCollective> collectives_of(const py::list& items) {
     const auto parts = py::cast<py::tuple>(item);
     if (parts.size() != 5) throw InvalidInput("collectives: expected tuples of 5 entries");
     const auto where = py::cast<std::array<std::int32_t, 4>>(parts[3]);
-    MeshCollective c{static_cast<CollectiveOp>(py::cast<std::uint8_t>(parts[0])),
-                     static_cast<MeshAlgorithm>(py::cast<std::uint8_t>(parts[1])),
-                     py::cast<double>(parts[2]),
-                     where[0],
-                     where[1],
-                     where[2],
-                     where[3],
-                     {}};
-    for (const auto& run : py::cast<std::vector<std::array<std::int32_t, 3>>>(parts[4])) {
-      c.runs.push_back({run[0], run[1], run[2]});
-    }
-    all.push_back(std::move(c));
+    all.push_back({static_cast<CollectiveOp>(py::cast<std::uint8_t>(parts[0])),
+                   static_cast<MeshAlgorithm>(py::cast<std::uint8_t>(parts[1])),
+                   py::cast<double>(parts[2]), where[0], where[1], where[2], where[3],
+                   runs_of(py::cast<PyRuns>(parts[4]))});
   }
   return all;
 }
@@ -164,9 +130,8 @@ void bind_mesh(py::module_& module) {
   py::tuple names(kMeshAlgorithmCount);
   for (std::size_t i = 0; i < kMeshAlgorithmCount; ++i) names[i] = kMeshAlgorithmNames[i];
   module.attr("MESH_ALGORITHMS") = names;
-  module.def("mesh_collectives", &collectives, py::arg("op"), py::arg("algorithm"),
-             py::arg("payload_bytes"), py::arg("ptr"), py::arg("axis"), py::arg("size"),
-             py::arg("stride"), py::arg("links"));
+  module.def("mesh_collective", &collective, py::arg("op"), py::arg("algorithm"),
+             py::arg("payload_bytes"), py::arg("runs"), py::arg("links"));
   module.def("mesh_loads", &loads, py::arg("columns"), py::arg("rows"), py::arg("dead"),
              py::arg("dead_links"), py::arg("source"), py::arg("target"), py::arg("payload_bytes"));
   module.def("mesh_collective_loads", &collective_loads, py::arg("columns"), py::arg("rows"),

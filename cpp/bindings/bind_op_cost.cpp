@@ -11,7 +11,9 @@
 namespace phaze::bindings {
 namespace {
 
-using PrecisionTuple = std::array<double, 4>;  // in_bytes, out_bytes, acc_bytes, rate
+using PrecisionTuple = std::array<double, 7>;  // the fields of Precision
+
+Precision precision_of(const PrecisionTuple& p) { return {p[0], p[1], p[2], p[3], p[4], p[5], p[6]}; }
 
 ChipBatch batch_of(const py::object& chips, const py::object& tuning_of, const py::object& tunings,
                    const PrecisionTuple& precision) {
@@ -19,7 +21,7 @@ ChipBatch batch_of(const py::object& chips, const py::object& tuning_of, const p
   return {rows,
           view<std::int32_t>(tuning_of, "tuning_of", static_cast<py::ssize_t>(rows.size())),
           view<TuningRecord>(tunings, "tunings"),
-          {precision[0], precision[1], precision[2], precision[3]}};
+          precision_of(precision)};
 }
 
 Cores cores_of(bool one_core) { return one_core ? Cores::kOne : Cores::kAll; }
@@ -71,13 +73,13 @@ py::array_t<double> seconds(const py::object& ops, const py::object& chips,
 
 // Shape (capacities, operators), flat.
 py::array_t<double> hbm_bytes(const py::object& ops, const py::object& capacities,
-                              const PrecisionTuple& precision) {
+                              const PrecisionTuple& precision, bool exact) {
   const auto listed = view<OperatorRecord>(ops, "ops");
   const auto sizes = view<double>(capacities, "capacities");
-  const Precision p{precision[0], precision[1], precision[2], precision[3]};
+  const Precision p = precision_of(precision);
   return computed<double>(listed.size() * sizes.size(), [&](std::span<double> filled) {
     for (std::size_t i = 0; i < filled.size(); ++i) {
-      filled[i] = op_hbm_bytes(listed[i % listed.size()], sizes[i / listed.size()], p);
+      filled[i] = op_hbm_bytes(listed[i % listed.size()], sizes[i / listed.size()], p, exact);
     }
   });
 }
@@ -196,7 +198,7 @@ void bind_op_cost(py::module_& module) {
                py::arg("tunings"), py::arg("precision"), py::arg("one_core"), py::arg("threads"));
   };
   module.def("op_hbm_bytes", &hbm_bytes, py::arg("ops"), py::arg("capacities"),
-             py::arg("precision"));
+             py::arg("precision"), py::arg("exact"));
   define("op_times", &seconds<op_time_batch>);
   define("op_bounds", &seconds<op_bound_batch>);
   module.def("path_bounds", &path_bounds, py::arg("ops"), py::arg("chips"), py::arg("tuning_of"),

@@ -2,6 +2,8 @@
 #include <cstddef>
 #include <cstring>
 #include <limits>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "arrays.hpp"
@@ -471,23 +473,103 @@ class PyPlanSpace {
   PlanSpace space_;
 };
 
+// Widths of plans as columns, in the order of the fields of PlanWidths; a column may have one
+// number for all rows.
+class WidthColumns {
+ public:
+  static constexpr std::size_t kCount = sizeof(PlanWidths) / sizeof(std::int64_t);
+  static constexpr const char* kNames[kCount] = {"tp",   "pp",    "dp",          "cp",
+                                                 "ep",   "etp",   "micro_batch", "vpp",
+                                                 "zero", "shard", "schedule",    "rank_order"};
+
+  explicit WidthColumns(const py::sequence& columns) {
+    if (py::len(columns) != kCount) throw InvalidInput("widths: expected a column for each field");
+    for (std::size_t k = 0; k < kCount; ++k) {
+      columns_[k] = py::cast<py::array_t<std::int64_t>>(columns[k]);
+      if (columns_[k].ndim() != 1) throw InvalidInput("widths: expected one-dimensional columns");
+      rows_ = std::max(rows_, columns_[k].shape(0));
+    }
+    for (std::size_t k = 0; k < kCount; ++k) {
+      const bool one = columns_[k].shape(0) == 1;
+      if (!one && columns_[k].shape(0) != rows_) throw InvalidInput("widths: lengths differ");
+      from_[k] = reinterpret_cast<const char*>(columns_[k].data());
+      step_[k] = one ? 0 : columns_[k].strides(0);
+    }
+  }
+  std::size_t rows() const noexcept { return static_cast<std::size_t>(rows_); }
+  PlanWidths operator[](std::size_t row) const noexcept {
+    std::int64_t values[kCount];
+    for (std::size_t k = 0; k < kCount; ++k) {
+      std::memcpy(&values[k], from_[k] + static_cast<py::ssize_t>(row) * step_[k],
+                  sizeof(values[k]));
+    }
+    PlanWidths widths{};
+    std::memcpy(&widths, values, sizeof(widths));
+    return widths;
+  }
+
+ private:
+  py::array_t<std::int64_t> columns_[kCount];
+  const char* from_[kCount];
+  py::ssize_t step_[kCount];
+  py::ssize_t rows_ = 0;
+};
+
 // The first rule that each row of widths violates, as a PlanStatus.
-py::array_t<std::int32_t> statuses_of(const py::object& widths, std::int64_t devices,
+py::array_t<std::int32_t> statuses_of(const py::sequence& widths, std::int64_t devices,
                                       std::int64_t global_batch) {
-  const auto rows = view<PlanWidths>(widths, "widths");
-  py::array_t<std::int32_t> statuses(static_cast<py::ssize_t>(rows.size()));
+  const WidthColumns columns(widths);
+  py::array_t<std::int32_t> statuses(static_cast<py::ssize_t>(columns.rows()));
   const auto filled = writable(statuses);
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    filled[i] = static_cast<std::int32_t>(check_widths(rows[i], devices, global_batch));
+  for (std::size_t i = 0; i < filled.size(); ++i) {
+    filled[i] = static_cast<std::int32_t>(check_widths(columns[i], devices, global_batch));
   }
   return statuses;
+}
+
+// The layouts of the rows that have a strategy (others have -1), and their rows: by strategy, and
+// of each strategy those with the same stages, chunks, schedule and micro-batches together.
+py::object laid_out(const py::sequence& widths, const py::object& strategy,
+                    std::int64_t global_batch) {
+  const WidthColumns columns(widths);
+  const auto strategies =
+      view<std::int64_t>(strategy, "strategy", static_cast<py::ssize_t>(columns.rows()));
+  std::vector<std::pair<LayoutRecord, std::int64_t>> found;
+  for (std::size_t i = 0; i < strategies.size(); ++i) {
+    if (strategies[i] < 0) continue;
+    const PlanWidths w = columns[i];
+    if (w.dp < 1 || w.micro_batch < 1) throw InvalidInput("widths: expected 1 or more");
+    const auto small = [](std::int64_t value) {  // no plan has more
+      return static_cast<std::int32_t>(
+          std::min<std::int64_t>(value, std::numeric_limits<std::int32_t>::max()));
+    };
+    found.push_back(
+        {{small(strategies[i]), small(w.schedule), small(w.pp), small(w.vpp), small(w.zero),
+          small(w.rank_order), w.dp, global_batch / (w.dp * w.micro_batch), w.shard},
+         static_cast<std::int64_t>(i)});
+  }
+  const auto key = [](const auto& own) {
+    const LayoutRecord& l = own.first;
+    return std::tie(l.strategy, l.pp, l.vpp, l.schedule, l.micro_batches, own.second);
+  };
+  const auto before = [&](const auto& a, const auto& b) { return key(a) < key(b); };
+  if (!std::is_sorted(found.begin(), found.end(), before)) {
+    std::sort(found.begin(), found.end(), before);
+  }
+  py::array_t<LayoutRecord> layouts(static_cast<py::ssize_t>(found.size()));
+  py::array_t<std::int64_t> rows(static_cast<py::ssize_t>(found.size()));
+  for (std::size_t k = 0; k < found.size(); ++k) {
+    layouts.mutable_data()[k] = found[k].first;
+    rows.mutable_data()[k] = found[k].second;
+  }
+  return result("LaidOut", freeze(std::move(layouts)), freeze(std::move(rows)));
 }
 
 void bind_plan_records(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(LayerKindRecord, parameters, expert_parameters, stash_bytes, live_bytes,
                        once_bytes, copy_bytes, cast_bytes, shape_bytes, boundary, layer_peaks,
                        frozen_parameters, frozen_experts, packed_parameters, packed_bytes,
-                       more_state_bytes, step_gather_bytes, stage_work);
+                       more_state_bytes, step_gather_bytes, slice_s, stage_work, host_state);
   PYBIND11_NUMPY_DTYPE(StrategyRecord, tp, cp, ep, etp, micro_batch, message_bytes, gathered_bytes,
                        copied_parameters, sent_bytes, variants, group_kind, copied_frozen,
                        copied_state_bytes);
@@ -506,10 +588,12 @@ void bind_plan_records(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(StageEstimate, load_s, memory, instant, unused);
   PYBIND11_NUMPY_DTYPE(PlacedRecord, time_s, memory_bytes, layout, cuts_at, cuts, variants_at,
                        variants, open_s);
-  PYBIND11_NUMPY_DTYPE(PlanWidths, tp, pp, dp, cp, ep, etp, micro_batch, vpp, zero, shard, schedule,
-                       rank_order);
-  module.attr("WIDTHS_DTYPE") = py::dtype::of<PlanWidths>();
+  py::list names;
+  for (const char* name : WidthColumns::kNames) names.append(name);
+  module.attr("WIDTHS") = py::tuple(names);
   module.def("check_widths", &statuses_of, py::arg("widths"), py::arg("devices"),
+             py::arg("global_batch"));
+  module.def("laid_out", &laid_out, py::arg("widths"), py::arg("strategy"),
              py::arg("global_batch"));
   module.attr("MAX_VARIANTS") = kMaxVariants;
   module.attr("PLACED_DTYPE") = py::dtype::of<PlacedRecord>();
@@ -528,6 +612,7 @@ void bind_plan_records(py::module_& module) {
   bind_result(module, "EvenPartition", "status cuts variants");
   bind_result(module, "PlacedPlans", "placed borders");
   bind_result(module, "RankedPlans", "placed borders solved empty open_s");
+  bind_result(module, "LaidOut", "layouts rows");
   bind_result(module, "SolvedLayout", "bound_s placed borders");
 }
 

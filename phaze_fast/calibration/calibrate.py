@@ -498,7 +498,7 @@ def calibrate_chip(files: Sequence[Path | str], chip: Accelerator, name: str = "
     base = machine.tunings.copy()
     if base["sustained_macs_per_s"][0] == 0.0:  # without a limit, the fit starts at the peak
         base["sustained_macs_per_s"] = chip.peak_flops() / 2.0
-    slots = _slots(tables, rows, dtype, float(machine.precision[3]), base)
+    slots = _slots(tables, rows, dtype, machine.precision.rate, base)
     if not slots:
         raise InvalidInputError(
             "files: none of them measures anything that a chip's constants depend on"

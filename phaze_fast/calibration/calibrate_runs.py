@@ -87,14 +87,22 @@ def constants_of(software: Software, chip: Accelerator | None = None) -> tuple[R
     # spreads below and NOISE were chosen on draws of nanotron's, BLOOM's and vTrain's runs.
     middle = 0.87 if software.name == UNKNOWN else 1.0
     most = 1.9 if chip is None else _most_speed(chip, software)
-    found = (
+    slice_s = software.slice_host_s or (2e-6 if software.name == UNKNOWN else 0.0)
+    found = [
         RunConstant("product_speed", "of the chip's rate in a running job", middle, 0.3, 0.1, most),
         RunConstant("host_s", "s an operator", software.host_s or 10e-6, 0.7, 1e-6, 1e-3),
         RunConstant("network_share", "of the bandwidth beyond a node", 1.0, 0.5, 0.02, 2.0),
         RunConstant("node_share", "of the bandwidth inside a node", 1.0, 0.3, 0.05, 2.0),
-        RunConstant("exposed_gradients", "s of delay a hidden s", exposed, 1.0, 0.01, 50.0),
-    )
-    return found if software.overlap_gradients else found[:-1]
+    ]
+    if slice_s:
+        found.append(
+            RunConstant("slice_host_s", "s a matrix and replica", slice_s, 1.2, 1e-8, 1e-4)
+        )
+    if software.overlap_gradients:
+        found.append(
+            RunConstant("exposed_gradients", "s of delay a hidden s", exposed, 1.0, 0.01, 50.0)
+        )
+    return tuple(found)
 
 
 def _most_speed(chip: Accelerator, software: Software) -> float:
@@ -180,6 +188,8 @@ def _applied(
         "product_speed": {**software.product_speed, chip: min(speed, 2.0)},
         "host_s": values["host_s"],
     }
+    if "slice_host_s" in values:
+        changed["slice_host_s"] = values["slice_host_s"]
     if "exposed_gradients" in values:
         changed["overlap_slowdown"] = 1.0 + values["exposed_gradients"]
     fabric = scaled_fabric(cluster.fabric, values["node_share"], values["network_share"])

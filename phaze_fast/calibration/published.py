@@ -24,6 +24,7 @@ from phaze_fast.software import UNKNOWN, Software, load_software
 
 UNKNOWN_SHAPE = "a model of the family whose shape is not known"
 _PIPELINE_SLOTS = re.compile(r"take a layer slot|layers\+2 divide")
+_MAKERS = re.compile(r"(?i)^(nvidia|amd|intel|google( cloud)?|aws)[ -]+")
 _ALSO = (
     *("source", "source_url", "framework", "gpu", "table", "notes", "model"),
     *("arguments", "attention", "deterministic", "overlap"),
@@ -175,6 +176,7 @@ def _preset(row: CsvRow) -> TransformerModel | None:
     family = _entry("families", row.text("model"), row) or {}
     shaped = row.text("layers") or row.text("hidden") or "layers" in family.get("shape", {})
     name = re.sub(r"[^a-z0-9.]+", "-", row.text("model").lower())
+    name = re.sub(r"^(?:meta-)?llama-(\d)(?:\.1)?-(\d+b)(-base)?$", r"llama\1-\2", name)
     if (
         shaped
         or name not in models.names()
@@ -227,18 +229,21 @@ def _model(row: CsvRow, assumed: list[str]) -> TransformerModel:
 
 
 def _wired(
-    row: CsvRow, entry: Mapping[str, Any], wired: TieredFabric, devices: int
+    row: CsvRow, entry: Mapping[str, Any], wired: TieredFabric, devices: int, assumed: list[str]
 ) -> TieredFabric:
-    """Return the interconnect as the row's words, or its source, say it is wired."""
-    tiers = [tier.model_dump() for tier in wired.tiers]
-    said = network_of(row.text("network"), tiers[0]["size"])
-    wiring = _entry("wiring", row.text("source"))
+    """Return the interconnect as the row's words, a name in them, or its source say it is wired."""
+    tiers, words = [tier.model_dump() for tier in wired.tiers], row.text("network")
+    said = network_of(words, tiers[0]["size"])
+    wiring = _entry("networks", words, row) or _entry("wiring", row.text("source"))
     if said.node_devices is not None and len(tiers) > 1:
         tiers[0]["size"] = said.node_devices
     if said.beyond_node_bytes_per_s is not None and len(tiers) > 1:
         tiers[-1]["bandwidth_bytes_per_s"] = said.beyond_node_bytes_per_s
     elif wiring is not None:
-        tiers[-1]["bandwidth_bytes_per_s"] = wiring["beyond_node_bytes_per_s"]
+        reached = wiring["beyond_node_bytes_per_s"]
+        tiers[-1]["bandwidth_bytes_per_s"] = reached
+        if words and devices > tiers[0]["size"]:
+            assumed.append(f"network {words}: {reached / 1e9:g} GB/s a device")
     used = entry.get("used_of_a_node", tiers[0]["size"])
     if devices > used and devices % tiers[0]["size"] and devices % used == 0:
         tiers[0]["size"] = used
@@ -248,7 +253,7 @@ def _wired(
 
 
 def _cluster(row: CsvRow, assumed: list[str]) -> Cluster:
-    devices, gpu = row.whole("n_gpus"), row.text("gpu")
+    devices, gpu = row.whole("n_gpus"), _MAKERS.sub("", row.text("gpu"))
     kinds = [kind for kind in re.split(r"[;+]", gpu) if kind]
     if len(set(kinds)) > 1:
         raise UnsupportedError("devices of several kinds")
@@ -269,7 +274,7 @@ def _cluster(row: CsvRow, assumed: list[str]) -> Cluster:
     if "sustained" in entry:
         chip = sustained_rates(entry["sustained"]).applied(chip)
     if isinstance(wired, TieredFabric):
-        wired = _wired(row, entry, wired, devices)
+        wired = _wired(row, entry, wired, devices, assumed)
     try:
         return Cluster(devices=devices, fabric=wired, chip=chip)
     except InvalidInputError as error:
@@ -278,16 +283,19 @@ def _cluster(row: CsvRow, assumed: list[str]) -> Cluster:
 
 def _zero(row: CsvRow, unstated: int) -> int:
     """Read the ZeRO stage; `unstated` is the default of the software."""
-    said, sharded = row.text("zero_or_dist_opt"), row.text("fsdp")
-    if said in ("0", "1", "2", "3"):
-        return int(said)
-    if said.startswith("SHARD_GRAD_OP"):
+    said, sharded = row.text("zero_or_dist_opt").lower(), row.text("fsdp")
+    stage = re.match(r"(?:zero)?[ -]*(?:stage)?[ -]*([0-3])(?![.]?[1-9])", said)
+    if stage:
+        return int(stage[1])
+    if said.startswith("shard_grad_op"):
         return 2
-    if re.search(r"ZeRO-3|FULL_SHARD|(?i:fsdp)", said) or sharded not in ("", "0"):
+    if re.search(r"full_shard|fsdp", said) or sharded not in ("", "0"):
         return 3
-    if re.search(r"ZeRO-1|distributed optimizer|dist-optimizer", said):
+    if re.search(r"distributed optimi[sz]er|dist-opt", said):
         return 1
-    return 0 if said else unstated
+    if said in _NO | _UNSHARDED:
+        return 0 if said else unstated
+    raise row.fault("zero_or_dist_opt", "0 to 3, fsdp, or distributed optimizer")
 
 
 def _shard(row: CsvRow, fabric: Fabric, widths: Mapping[str, int], zero: int) -> int | None:
@@ -381,6 +389,7 @@ def _sequence_parallel(row: CsvRow) -> bool:
 
 _YES = frozenset(["1", "yes", "true", "on"])
 _NO = frozenset(["", "0", "no", "false", "off", "-"])
+_UNSHARDED = frozenset(["none", "ddp", "n/a", "replicated"])
 
 
 def _plan(
@@ -446,9 +455,13 @@ def _measured_s(row: CsvRow, model: TransformerModel) -> float:
     """Read the seconds of a step, or derive them from tokens or operations per second."""
     if row.text("iter_time_s"):
         return row.positive("iter_time_s")
-    if row.text("status") not in ("", "ok"):
+    if row.text("status") != "ok":
         return math.nan
     batch, devices = row.whole("global_batch", 1), row.whole("n_gpus")
+    if row.text("samples_per_s") and row.text("global_batch"):
+        return batch / row.positive("samples_per_s")
+    if row.text("tokens_per_s") and row.text("global_batch"):
+        return batch * model.seq / row.positive("tokens_per_s")
     if row.text("tokens_per_s_per_gpu") and row.text("global_batch"):
         return batch * model.seq / devices / row.positive("tokens_per_s_per_gpu")
     if row.text("tflops_per_gpu") and row.text("global_batch"):
@@ -519,7 +532,7 @@ def read_run(line: int, cells: Mapping[str, str], software: Software | None = No
         time_s=time_s,
         memory_bytes=row.positive("memory_bytes", row.positive("memory_gib", math.nan) * 2**30),
         evaluated=_evaluated(row),
-        status=row.text("status") or "ok",
+        status=row.text("status"),
         assumed=tuple(assumed),
         reports="last" if entry.get("reports") == "last" else "fullest",
     )

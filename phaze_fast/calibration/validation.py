@@ -303,7 +303,7 @@ def compare_predictions(validation: RunValidation, path: Path | str) -> tuple[Ru
     Returns
     -------
     ours, theirs
-        The same rows by either model.
+        The same rows by either model, each with the measures that both predict.
 
     Raises
     ------
@@ -332,7 +332,17 @@ def compare_predictions(validation: RunValidation, path: Path | str) -> tuple[Ru
         )
     if not theirs:
         raise InvalidInputError(f"{path}: no row of the table of runs is predicted")
-    common = tuple(ours[row.run.line] for row in theirs)
+    common = tuple(
+        OtherPrediction(
+            own.run,
+            own.plan,
+            math.nan if math.isnan(row.time_s) else own.time_s,
+            math.nan if math.isnan(row.reported_bytes) else own.reported_bytes,
+            None if row.fits is None else own.fits,
+        )
+        for row in theirs
+        for own in (ours[row.run.line],)
+    )
     return RunGroup("phaze-fast", common, {}), RunGroup(Path(path).stem, tuple(theirs), {})
 
 
@@ -393,10 +403,11 @@ def validate_runs(
                 run = replace(run, cluster=run.cluster.replace(fabric=fabric))
             group = GROUPINGS[by](run)
             predicted.setdefault(group, []).append(PredictedRun(run, _predicted(run)))
-        except RowRefusedError as error:
-            refused.append(str(error))
         except UnsupportedError as error:
             unsupported.setdefault(group, Counter())[str(error)] += 1
+        except PhazeError as error:
+            text = str(error).splitlines()[0]
+            refused.append(text if isinstance(error, RowRefusedError) else f"row {line}: {text}")
         if progress is not None:
             progress(done + 1, len(rows))
     groups = (

@@ -15,6 +15,7 @@ from phaze_fast.cost import OperatorCost, array_cycles, collective, operator_cos
 from phaze_fast.errors import InvalidInputError, check_one_of, not_accepted
 from phaze_fast.hardware import Accelerator, Cluster, Fabric, presets
 from phaze_fast.hardware.chip import Dtype
+from phaze_fast.tables import picked
 from phaze_fast.units import (
     format_bandwidth,
     format_bytes,
@@ -122,12 +123,10 @@ def _compute_row(chip: Accelerator, shape: Shape, dataflow: str) -> dict[str, An
 
 
 def _cost_row(chip: Accelerator, shape: Shape, cost: OperatorCost) -> dict[str, Any]:
-    values = {name: getattr(cost, name) for name in _COST_FIELDS}
-    lists = {"block": list(cost.block), "split": cost.split, "stays": cost.stays}
-    lists |= {"tiles": list(cost.tiles), "extrapolated": cost.extrapolated}
-    return _row(shape, cost.compute_cycles, bound=cost.limit, **values, **lists) | {
-        "calibration": chip.calibration.to_dict()
-    }
+    values = picked(cost, *_COST_FIELDS) | {"block": list(cost.block)}
+    values |= picked(cost, "split", "stays") | {"tiles": list(cost.tiles)}
+    values |= {"extrapolated": cost.extrapolated, "calibration": chip.calibration.to_dict()}
+    return _row(shape, cost.compute_cycles, bound=cost.limit, **values)
 
 
 _COST_FIELDS = (
@@ -323,12 +322,8 @@ def _estimate_products(
 
 def _estimate_collective(exchange: Collective, operation: str, output: Output) -> None:
     if exchange.size is None or exchange.ranks is None or exchange.fabric is None:
-        needed = (
-            ("--bytes", exchange.size),
-            ("--ranks", exchange.ranks),
-            ("--fabric", exchange.fabric),
-        )
-        option = next(option for option, value in needed if value is None)
+        needed = {"--bytes": exchange.size, "--ranks": exchange.ranks, "--fabric": exchange.fabric}
+        option = next(option for option, value in needed.items() if value is None)
         raise InvalidInputError(f"{option}: missing; --collective needs it")
     try:
         payload = parse_quantity(exchange.size, "bytes")

@@ -70,12 +70,9 @@ def _compared(comparison: dict[str, Any]) -> list[RenderableType]:
             for name, (a, b, d) in comparison[part].items()
         ]
 
+    faster = f"The second is {comparison['speedup']:.3f} times as fast"
     parts: list[RenderableType] = [
-        table(
-            f"The second is {comparison['speedup']:.3f} times as fast",
-            ["what", "a>", "b>"],
-            measures,
-        ),
+        table(faster, ["what", "a>", "b>"], measures),
         table("What differs", ["field", "a", "b"], changed),
         table("Seconds of a step", ["part", "a>", "b>", "b - a>"], rows("parts_s", format_time)),
         table("Memory", ["term", "a>", "b>", "b - a>"], rows("memory", format_bytes)),

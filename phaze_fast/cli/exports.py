@@ -27,8 +27,9 @@ def _ranks(text: str | None) -> list[int] | None:
     ranks: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
-        if not first.isdecimal() or not (last or first).isdecimal() or len(first + last) > 14:
-            raise not_accepted("--ranks", text, "ranks and ranges, such as 0-7,64")
+        numbers = first.isdecimal() and (last or first).isdecimal() and len(first + last) <= 14
+        if not numbers or int(first) > int(last or first):
+            raise not_accepted("--ranks", text, "ranks and rising ranges, such as 0-7,64")
         ranks += range(int(first), int(last or first) + 1)
     return ranks
 

@@ -34,25 +34,35 @@ _PANELS = {
         *("software", "fusion", "reserved_bytes"),
     ),
     "Parallel widths and sharding": (
-        *("tp", "pp", "dp", "cp", "cp_kind", "ep", "etp", "expert_imbalance", "expert_overlap"),
-        *("overlap_experts", "sequence_parallel", "zero", "shard", "rank_order", "idle"),
+        *("tp", "pp", "dp", "cp", "cp_kind", "ep", "etp", "dispatcher"),
+        *("expert_imbalance", "expert_overlap", "overlap_experts", "sequence_parallel"),
+        *("zero", "shard", "rank_order", "idle"),
     ),
-    "Pipeline and recomputation": ("schedule", "vpp", "stages", "recompute", "recompute_some"),
+    "Pipeline and recomputation": (
+        *("schedule", "vpp", "stages", "recompute", "recompute_some"),
+        *("offload", "offload_optimizer"),
+    ),
 }
+_REQUIRED = inspect.Parameter.empty
 _PANEL = {field: title for title, names in _PANELS.items() for field in names}
 
 
-def _names_of(kind: str) -> list[str]:
-    from phaze_fast import software  # imported only by commands with these options
+def _names_of(kind: str) -> Callable[[], list[str]]:
+    def names() -> list[str]:
+        from phaze_fast import software  # imported only by commands with these options
 
-    names = software.precision_names() if kind == "precision" else software.software_names()
-    return list(names)
+        return list(getattr(software, f"{kind}_names")())
+
+    return names
 
 
-_COMPLETIONS: dict[str, Callable[[], list[str]]] = {
-    "precision": lambda: _names_of("precision"),
-    "software": lambda: _names_of("software"),
-}
+_COMPLETIONS = {kind: _names_of(kind) for kind in ("precision", "software")}
+
+
+def _parameter(name: str, type_: Any, option: Any, default: Any) -> inspect.Parameter:
+    """Declare an option for the parser."""
+    kind, annotation = inspect.Parameter.KEYWORD_ONLY, Annotated[type_, option]
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
 
 
 def _alternatives(annotation: Any) -> list[Any]:
@@ -118,12 +128,8 @@ class _FieldOption:
             autocompletion=_COMPLETIONS.get(self.name),
         )
         type_: Any = bool if self._is_flag else str
-        return inspect.Parameter(
-            self.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if self._default is PydanticUndefined else None,
-            annotation=Annotated[type_ | None, declared],
-        )
+        required = self._default is PydanticUndefined
+        return _parameter(self.name, type_ | None, declared, _REQUIRED if required else None)
 
     def value(self, text: Any) -> Any:
         """Convert the option's text to the type of the field; the record validates the value."""
@@ -238,11 +244,8 @@ def _group_parameters(group: type) -> list[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
     parameters = []
     for field in dataclass_fields(group):
-        type_, *marks = (
-            get_args(hints[field.name])
-            if get_origin(hints[field.name]) is Annotated
-            else [hints[field.name]]
-        )
+        hint = hints[field.name]
+        type_, *marks = get_args(hint) if get_origin(hint) is Annotated else [hint]
         flag = [f"--{field.name.replace('_', '-')}"] if field.default is False else []
         option = copy.copy(marks[0]) if marks else typer.Option(*flag)
         option.help = _help(group, field.name)
@@ -250,14 +253,8 @@ def _group_parameters(group: type) -> list[inspect.Parameter]:
         if Path in _alternatives(type_) and option.metavar is None:
             option.metavar = "FILE"
         option.show_default = field.default not in ("", math.inf)
-        parameters.append(
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if field.default is MISSING else field.default,
-                annotation=Annotated[type_, option],
-            )
-        )
+        default = _REQUIRED if field.default is MISSING else field.default
+        parameters.append(_parameter(field.name, type_, option, default))
     return parameters
 
 
@@ -273,30 +270,18 @@ def _calibration_option() -> inspect.Parameter:
         metavar="FILE",
         rich_help_panel="Calibration",
     )
-    return inspect.Parameter(
-        "calibration",
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[Path | None, option],
-    )
+    return _parameter("calibration", Path | None, option, None)
 
 
 def _with_calibration(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
     """Add the option to a command that takes software; its chip need not be given then."""
     if {"software", "calibration"} & {p.name for p in parameters} != {"software"}:
         return parameters
-    optional = [
-        p.replace(default=None, annotation=_optional(p.annotation))
-        if p.name == "chip" and p.default is inspect.Parameter.empty
-        else p
-        for p in parameters
-    ]
-    return [*optional, _calibration_option()]
-
-
-def _optional(annotation: Any) -> Any:
-    type_, *marks = get_args(annotation)
-    return Annotated[(type_ | None, *marks)]
+    for at, chip in enumerate(parameters):
+        if chip.name == "chip" and chip.default is _REQUIRED:
+            type_, option = get_args(chip.annotation)
+            parameters[at] = _parameter("chip", type_ | None, option, None)
+    return [*parameters, _calibration_option()]
 
 
 def _check_calibration(path: Path) -> None:
@@ -320,7 +305,7 @@ def _fill_in_calibration(typed: dict[str, Any], known: Mapping[str, inspect.Para
     for name in _CALIBRATED:
         if name in known and not typed.get(name) and path is not None:
             typed[name] = str(path)
-    required = "chip" in known and known["chip"].default is inspect.Parameter.empty
+    required = "chip" in known and known["chip"].default is _REQUIRED
     if required and typed.get("chip") is None:
         raise InvalidInputError("--chip: missing; expected a preset or a file, or --calibration")
 
@@ -355,7 +340,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
             members, read = marks[0].parameters(), marks[0].values
         elif isinstance(annotation, type) and is_dataclass(annotation):
             members = _group_parameters(annotation)
-            read = functools.partial(_make, annotation)
+            read = functools.partial(lambda group, typed: group(**typed), annotation)
         else:
             parameters.append(
                 parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
@@ -382,7 +367,3 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
     del run.__wrapped__
     return run
-
-
-def _make(group: Callable[..., Any], typed: dict[str, Any]) -> Any:
-    return group(**typed)

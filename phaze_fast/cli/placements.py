@@ -80,25 +80,24 @@ def _solved(form: _Form, problems: list[Any]) -> list[Answer | InvalidInputError
 
 def _answers(form: _Form, records: list[ProblemRecord]) -> tuple[list[Answer], list[str]]:
     """Answer every record in order; also list the refused records with reasons."""
-    problems, places, errors = [], [], {}
+    problems, found = [], dict[int, Answer | InvalidInputError]()
     for k, record in enumerate(records):
         try:
             if record.error:
                 raise InvalidInputError(record.error)
             problems.append(form.read(record.data, record.name))
-            places.append(k)
         except InvalidInputError as error:
-            errors[k] = str(error)
-    answers: dict[int, Answer] = {}
-    for k, answer in zip(places, _solved(form, problems), strict=True):
+            found[k] = error
+    read = [k for k in range(len(records)) if k not in found]
+    found |= zip(read, _solved(form, problems), strict=True)
+    answers, refused = [], []
+    for k, record in enumerate(records):
+        answer = found[k]
         if isinstance(answer, InvalidInputError):
-            errors[k] = str(answer)
-        else:
-            answers[k] = answer
-    for k, reason in errors.items():
-        answers[k] = form.unplanned(records[k].name, "invalid", reason)
-    refused = [f"{records[k].where}: {errors[k]}" for k in sorted(errors)]
-    return [answers[k] for k in range(len(records))], refused
+            refused.append(f"{record.where}: {answer}")
+            answer = form.unplanned(record.name, "invalid", str(answer))
+        answers.append(answer)
+    return answers, refused
 
 
 def _row(form: _Form, answer: Answer) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Annotated, Any
 
 import typer
@@ -315,24 +316,17 @@ def _compare(compared: Sequence[_Compared], output: PageOutput) -> None:
         reasons = (f"{_chip(one.plans).name}: {one.plans.infeasible}" for one in compared)
         output.infeasible(InfeasibleError("; ".join(reasons)), clusters=[])
     notes = {_chip(one.plans).calibration.note for one in possible} | {MFU_CONVENTION}
-    widest = max(compared, key=lambda one: len(one.columns()))
-    width = len(widest.columns())
-    rows = [[*one.row(), *([""] * (width - len(one.row())))] for one in compared]
+    widest = max((one.columns() for one in compared), key=len)
+    rows = [[cell for cell, _ in zip_longest(one.row(), widest, fillvalue="")] for one in compared]
     proven = all(one.plans.status == "optimal" for one in possible)
     claim = "Each optimal" if proven else "Each the best found"
     tables: list[RenderableType] = [
         table(
-            compared[0].plans.model.name,
-            widest.columns(),
-            rows,
-            "\n".join(sorted(filter(None, notes))),
+            *(compared[0].plans.model.name, widest, rows, "\n".join(sorted(filter(None, notes))))
         ),
         f"{claim} among: {possible[0].plans.space}.",
     ]
-    output.emit(
-        lambda: {"clusters": [one.document() for one in compared]},
-        lambda: tables,
-    )
+    output.emit(lambda: {"clusters": [one.document() for one in compared]}, lambda: tables)
 
 
 # ---- the command ----

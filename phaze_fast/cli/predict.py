@@ -21,18 +21,11 @@ from phaze_fast.planning import Plan, PlanSpec, predict
 from phaze_fast.report.plan_page import plan_page
 from phaze_fast.units import format_bytes, format_time
 
-_TOP = ["time_s", "interval_s", "samples_per_s", "tokens_per_s", "mfu", "hfu", "memory_bytes"]
-_TOP += [
-    "mfu_convention",
-    "memory",
-    "device_memory",
-    "peak",
-    "over_bytes",
-    "limit_bytes",
-    "parts_s",
-    "energy_j",
-]
-_TOP += ["stages"]
+_TOP = (
+    *("time_s", "interval_s", "samples_per_s", "tokens_per_s", "mfu", "hfu", "memory_bytes"),
+    *("mfu_convention", "memory", "device_memory", "peak", "over_bytes", "limit_bytes"),
+    *("parts_s", "energy_j", "stages"),
+)
 
 
 def _document(

@@ -122,10 +122,10 @@ def _top(result: SearchResult) -> RenderableType:
     rows = []
     for k, design in enumerate(result.top):
         plans = [f"tp {p.tp} pp {p.pp} dp {p.dp} mb {p.micro_batch}" for p in design.plans.values()]
-        cells = [str(k + 1), *_chip_cells(design), format_time(design.time_s)]
-        energy = f"{design.energy_j:,.0f}"
         said = "; ".join(plans[:2]) + (" ..." if len(plans) > 2 else "")
-        rows.append([*cells, f"{design.samples_per_s:,.1f}", energy, said, design.bottleneck])
+        rates = [f"{design.samples_per_s:,.1f}", f"{design.energy_j:,.0f}"]
+        cells = [str(k + 1), *_chip_cells(design), format_time(design.time_s)]
+        rows.append([*cells, *rates, said, design.bottleneck])
     columns = [">", "tensor cores", "vector", "buffer>", "HBM>", "mm2>", "step>", "samples/s>"]
     columns += ["J/step>", "plan", "bottleneck"]
     if is_narrow():
@@ -133,10 +133,8 @@ def _top(result: SearchResult) -> RenderableType:
         columns, rows = [columns[k] for k in shown], [[row[k] for k in shown] for row in rows]
     several = "; times and rates are geometric means, joules are sums"
     several = several if len(result.problems) > 1 else ""
-    proven = (
-        "" if result.complete else "only the bound below is proven, not that these are the best"
-    )
-    return table(f"The best chips{several}", columns, rows, proven)
+    caption = "only the bound below is proven, not that these are the best"
+    return table(f"The best chips{several}", columns, rows, "" if result.complete else caption)
 
 
 def _certificate(result: SearchResult) -> RenderableType:
@@ -197,20 +195,13 @@ def _gain(result: SearchResult) -> RenderableType:
 def _tables(result: SearchResult) -> list[RenderableType]:
     """Return the best chips, the front, the baselines and the proof."""
     parts = [_best(result), _top(result)]
-    if result.outcome.objectives:
-        parts.append(_front(result))
-    if result.baselines:
-        parts.append(_baselines(result))
-    if result.gain:
-        parts.append(_gain(result))
-    if result.sensitivity:
-        parts.append(_sensitivity(result))
-    if result.portfolio is not None:
-        parts.append(_portfolio_fields(result.portfolio))
-    if result.robust is not None:
-        parts.append(_robust_fields(result.robust))
-    if result.information is not None:
-        parts += _information_tables(result.information)
+    parts += [_front(result)] if result.outcome.objectives else []
+    parts += [_baselines(result)] if result.baselines else []
+    parts += [_gain(result)] if result.gain else []
+    parts += [_sensitivity(result)] if result.sensitivity else []
+    parts += [_portfolio_fields(result.portfolio)] if result.portfolio is not None else []
+    parts += [_robust_fields(result.robust)] if result.robust is not None else []
+    parts += _information_tables(result.information) if result.information is not None else []
     return [*parts, _certificate(result)]
 
 
@@ -272,19 +263,15 @@ def _robust_fields(robust: RobustResult) -> RenderableType:
     proof = "proven" if robust.proven else "not proven"
     nominal = robust.nominal
     cost = robust.time_s / robust.nominal_s - 1.0
+    regret = f"at most {robust.max_regret:.3f}, {robust.attained:.3f} attained; no chip's is below "
+    regret += f"{robust.bound:.3f} ({proof} within {robust.tolerance:.1%})"
+    of_nominal = f"at most {nominal.bound:.3f}, {nominal.attained:.3f} attained"
     pairs = [
         ("constants", f"{len(robust.uncertainty.constants)} intervals"),
         ("robust chip", str(robust.chip)),
-        (
-            "largest regret",
-            f"at most {robust.max_regret:.3f}, {robust.attained:.3f} attained; no chip's is below "
-            f"{robust.bound:.3f} ({proof} within {robust.tolerance:.1%})",
-        ),
+        ("largest regret", regret),
         ("nominal step", f"{format_time(robust.time_s)}, {cost:+.2%} against the nominal winner"),
-        (
-            "nominal winner",
-            f"largest regret at most {nominal.bound:.3f}, {nominal.attained:.3f} attained",
-        ),
+        ("nominal winner", f"largest regret {of_nominal}"),
         ("beaten most by", str(robust.rival)),
         ("possible winners", f"{robust.possible_winners:,} chips are not ruled out"),
         ("seconds", f"{robust.seconds:.1f}"),

@@ -47,14 +47,13 @@ _CHIP_COLUMNS += ["tensor>", "vector>", "buffer>", "clock>"]
 
 
 def _chip_data(chip: Accelerator) -> dict[str, Any]:
-    estimate = area(chip, FULL_AREA)
+    terms = dict(vars(area(chip, FULL_AREA)))
+    extrapolated = terms.pop("extrapolated")
     return {
         **chip.model_dump(mode="json"),
         "peak_flops": {kind: chip.peak_flops(kind) for kind in chip.tensor_core.rates},
-        "template_area_mm2": {
-            name: value for name, value in vars(estimate).items() if name != "extrapolated"
-        },
-        "template_area_extrapolated": estimate.extrapolated,
+        "template_area_mm2": terms,
+        "template_area_extrapolated": extrapolated,
         "template_peak_power_w": float(power_batch([chip], terms=FULL_AREA)[0]),
         "calibration": chip.calibration.to_dict(),
     }

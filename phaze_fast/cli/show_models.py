@@ -119,6 +119,7 @@ def graph_tables(model: GraphModel) -> list[RenderableType]:
 
 # ---- operators and memory ----
 
+_MODES = ("none", "selective", "full")
 _OPERATORS = ["operator", "unit", "b>", "m>", "n>", "k>", "GFLOP>", "read>", "written>", "payload>"]
 
 
@@ -126,17 +127,11 @@ def _op_rows(graph: OpGraph) -> list[list[str]]:
     rows = []
     for name, op in zip(graph.names, graph.ops, strict=True):
         network = UNITS[op["unit"]] == "NET"
-        rows.append(
-            [
-                name,
-                UNITS[op["unit"]],
-                *(str(op[d]) if op[d] else "" for d in "bmnk"),
-                f"{op['flops'] / 1e9:.4g}" if op["flops"] else "",
-                "" if network else format_bytes(float(op["read_bytes"])),
-                "" if network else format_bytes(float(op["write_bytes"])),
-                format_bytes(float(op["payload_bytes"])) if network else "",
-            ]
-        )
+        sizes = [format_bytes(float(op[f"{way}_bytes"])) for way in ("read", "write", "payload")]
+        moved = ["", "", sizes[2]] if network else [*sizes[:2], ""]
+        flops = f"{op['flops'] / 1e9:.4g}" if op["flops"] else ""
+        shape = (str(op[d]) if op[d] else "" for d in "bmnk")
+        rows.append([name, UNITS[op["unit"]], *shape, flops, *moved])
     return rows
 
 
@@ -167,10 +162,7 @@ def _graph_data(graph: LayerGraph, memory: list[dict[str, float]]) -> dict[str, 
                 "forward": _op_data(layer.forward),
                 "backward": _op_data(layer.backward),
                 "stash": [vars(tensor) for tensor in layer.forward.tensors],
-                "stashed_bytes": {
-                    mode: layer.forward.stashed_bytes(mode)
-                    for mode in ("none", "selective", "full")
-                },
+                "stashed_bytes": {mode: layer.forward.stashed_bytes(mode) for mode in _MODES},
             }
             for layer in graph.layers
         ],
@@ -185,10 +177,7 @@ def _operator_tables(graph: LayerGraph, memory: list[dict[str, float]]) -> list[
         shown.append(table(f"{title}forward", _OPERATORS, _op_rows(layer.forward)))
         shown.append(table(f"{title}backward", _OPERATORS, _op_rows(layer.backward)))
         stashed = [[t.name, t.producer, format_bytes(t.bytes)] for t in layer.forward.tensors]
-        modes = ", ".join(
-            f"{mode} {format_bytes(layer.forward.stashed_bytes(mode))}"
-            for mode in ("none", "selective", "full")
-        )
+        modes = ", ".join(f"{m} {format_bytes(layer.forward.stashed_bytes(m))}" for m in _MODES)
         caption = f"stored per micro-batch, by recomputation: {modes}"
         shown.append(table(f"{title}stored", ["tensor", "producer", "size>"], stashed, caption))
     terms = list(memory[0])
@@ -258,10 +247,7 @@ def show_model(
 def _list_models(output: Output) -> None:
     presets = [load(preset) for preset in names()]
     rows = [_row(model) for model in presets if isinstance(model, TransformerModel)]
-    output.emit(
-        lambda: [_data(model) for model in presets],
-        lambda: [table("Models", _SIZES, rows)],
-    )
+    output.emit(lambda: list(map(_data, presets)), lambda: [table("Models", _SIZES, rows)])
 
 
 def _show_operators(

@@ -39,7 +39,7 @@ def _calibration_tables(calibrated: Calibrated) -> list[RenderableType]:
         for c in calibrated.constants
     ]
     errors = [
-        [kind, f"{e['rows']:.0f}", f"{e['before']:.1%}", f"{e['fitted']:.1%}", f"{e['unseen']:.1%}"]
+        [kind, f"{e['rows']:.0f}", *(f"{e[name]:.1%}" for name in ("before", "fitted", "unseen"))]
         for kind, e in calibrated.errors.items()
     ]
     headings = ["constant", "before>", "fitted>", "90% interval", "note"]
@@ -53,12 +53,8 @@ def _calibration_tables(calibrated: Calibrated) -> list[RenderableType]:
 def _cluster_tables(found: ClusterCalibration) -> list[RenderableType]:
     constants = [
         [
-            c.name,
-            f"{c.before:.3g}",
-            f"{c.value:.3g}",
-            f"{c.low:.3g} to {c.high:.3g}",
-            c.unit,
-            c.note,
+            *(c.name, f"{c.before:.3g}", f"{c.value:.3g}", f"{c.low:.3g} to {c.high:.3g}"),
+            *(c.unit, c.note),
         ]
         for c in found.constants
     ]

@@ -73,14 +73,8 @@ def _group_row(group: RunGroup) -> list[str]:
 
 def _run_tables(validation: RunValidation) -> list[RenderableType]:
     """Lay out errors of published runs as tables."""
-    headings = [
-        validation.by,
-        "unsupported>",
-        *_ERRORS,
-        "rank corr.>",
-        "pick-regret>",
-        "in interval>",
-    ]
+    headings = [validation.by, "unsupported>", *_ERRORS]
+    headings += ["rank corr.>", "pick-regret>", "in interval>"]
     groups = [*validation.groups, validation.all_rows]
     title = "Seconds of a step, predicted against measured: relative errors without sign"
     parts: list[RenderableType] = [table(title, headings, [_group_row(g) for g in groups])]
@@ -104,10 +98,7 @@ def _run_tables(validation: RunValidation) -> list[RenderableType]:
         parts.append(table("Memory, by how runs ended", ["status", "rows>", "said to fit>"], rows))
     worst = [
         [
-            str(row.run.line),
-            row.run.label,
-            f"{row.run.time_s:.4g} s",
-            f"{row.time_s:.4g} s",
+            *(str(row.run.line), row.run.label, f"{row.run.time_s:.4g} s", f"{row.time_s:.4g} s"),
             _share(row.error, signed=True),
         ]
         for row in validation.worst(_WORST)
@@ -123,14 +114,14 @@ def _compared(both: Sequence[RunGroup]) -> RenderableType:
     columns += [f"{status}: said to fit>" for status in statuses]
     rows = []
     for group in both:
-        shares = [fit / n for n, fit in (group.fits.get(s, (0, 0)) for s in statuses) if n]
+        fits = [group.fits.get(status, (0, 0)) for status in statuses]
         rows.append(
             [
                 group.name,
                 *(["0", *["-"] * 5] if group.time is None else _errors(group.time)),
                 _share(None if group.regret is None else float(group.regret["mean"])),
                 _share(None if group.memory is None else group.memory.mean_abs_err),
-                *([_share(share) for share in shares] or ["-"] * len(statuses)),
+                *[_share(fit / n if n else None) for n, fit in fits],
             ]
         )
     return table("Two models on the same rows", columns, rows)
@@ -207,9 +198,8 @@ def show_validation(
     Example: phaze-fast study validate measurements.csv --chip h200
     """
     validation, tables, document = _validated(file, how)
-    output.write_page(
-        lambda: validation_page(validation, f"Predictions against {file.name}", typed())
-    )
+    title = f"Predictions against {file.name}"
+    output.write_page(lambda: validation_page(validation, title, typed()))
     for reason, lines in _by_reason(getattr(validation, "refused", ())).items():
         note(f"{file}: {lines}: {reason}")
     output.emit(document, lambda: tables(validation))
@@ -221,8 +211,10 @@ def _by_reason(refused: Iterable[str]) -> dict[str, str]:
     for line in refused:
         row, _, reason = line.partition(": ")
         found.setdefault(reason, []).append(row.removeprefix("row "))
-    several = {reason: "rows" if len(rows) > 1 else "row" for reason, rows in found.items()}
-    return {reason: f"{several[reason]} {', '.join(rows)}" for reason, rows in found.items()}
+    return {
+        why: f"{'rows' if len(rows) > 1 else 'row'} {', '.join(rows)}"
+        for why, rows in found.items()
+    }
 
 
 def _validated(

@@ -91,29 +91,22 @@ def _wafer(name: str) -> Wafer | WaferSpace:
     return load_wafer_or_space(name)
 
 
-def _each_wafer(
-    wafers: list[Wafer | WaferSpace], option: str, change: Callable[[Wafer], Wafer]
-) -> list[Wafer | WaferSpace]:
-    """Change every wafer as an option says, which is not accepted with a space."""
-    changed: list[Wafer | WaferSpace] = []
-    for wafer in wafers:
-        if isinstance(wafer, WaferSpace):
-            raise InvalidInputError(
-                f"{option}: {wafer.name} is not accepted with it; expected wafers, not a space"
-            )
-        changed.append(change(wafer))
-    return changed
-
-
 def _wafers(names: list[str] | None, count: int, faults: Path | None) -> list[Wafer | WaferSpace]:
+    """Look wafers up, changed as options say that are not accepted with a space."""
     wafers = [_wafer(name) for name in names or ["dram-wafer"]]
+    changes: dict[str, Callable[[Wafer], Wafer]] = {}
     if count > 1:
-        wafers = _each_wafer(
-            wafers, "--wafer-count", lambda wafer: wafer.replace(wafer_count=count)
-        )
+        changes["--wafer-count"] = lambda wafer: wafer.replace(wafer_count=count)
     if faults is not None:
         fault_map, path = load_faults(faults), str(faults)
-        wafers = _each_wafer(wafers, "--faults", lambda wafer: fault_map.on(wafer, path))
+        changes["--faults"] = lambda wafer: fault_map.on(wafer, path)
+    for option, change in changes.items():
+        for k, wafer in enumerate(wafers):
+            if isinstance(wafer, WaferSpace):
+                raise InvalidInputError(
+                    f"{option}: {wafer.name} is not accepted with it; expected wafers, not a space"
+                )
+            wafers[k] = change(wafer)
     return wafers
 
 
@@ -303,40 +296,6 @@ def _cell(found: Evaluation, ours: Evaluation) -> list[str]:
     return [format_time(found.time_s), ratio, format_bytes(found.memory_bytes), ""]
 
 
-def _case_rows(case: Comparison, searched: bool) -> list[list[str]]:
-    ours, problem = case.ours.best, case.ours.problem
-    remark = f"gap {case.ours.gap:.1%}" if ours.fits else _cell(ours, ours)[3]
-    rows = [
-        [f"{problem.model.name} on {problem.wafer.name}", "", "", "", ""],
-        ["ours", *_cell(ours, ours)[:3], remark],
-    ]
-    for name, baseline in case.baselines.items():
-        for variant in VARIANTS:
-            cells = _cell(getattr(baseline, variant), ours)
-            if variant == "tiled" and name in case.memory_at_equal_speed and ours.fits:
-                equal_speed = case.memory_at_equal_speed[name]
-                cells[3] = f"ours as fast in {format_bytes(equal_speed.memory_bytes)}"
-            rows.append([f"{_NAMES[name]}, {variant}", *cells])
-    for name, each_one in case.ablations.items():
-        if name == "no_architecture" and not searched:
-            continue  # the wafer was given
-        rows.append([f"ours, {name.replace('_', ' ')}", *_cell(each_one, ours)])
-    return rows
-
-
-def _comparison_table(cases: list[tuple[Comparison, bool]]) -> RenderableType:
-    """Tabulate our mappings and other systems' plans."""
-    rows = [row for case, searched in cases for row in _case_rows(case, searched)]
-    published = ", ".join(f"{_NAMES[name]} {speed}x" for name, speed in PUBLISHED.items())
-    memory = " and ".join(f"{_NAMES[name]} {x}x" for name, x in PUBLISHED_MEMORY.items())
-    caption = (
-        "tuned: in linear rank order; tiled: groups laid out as best they can be. TMAC publishes "
-        f"{published}, and less memory than {memory}; docs/wafer.md explains"
-    )
-    columns = ["plan", "step>", "of ours>", "memory/die>", "remark"]
-    return table("Ours and others", columns, rows, caption)
-
-
 def _front_table(front: WaferFront) -> RenderableType:
     """List the non-dominated wafers, fastest first."""
     rows = []
@@ -399,11 +358,6 @@ class Case:
     front: WaferFront | None = None
 
     @property
-    def comparison(self) -> Comparison | None:
-        """The comparison with other systems' plans, if there is one."""
-        return self.answer if isinstance(self.answer, Comparison) else None
-
-    @property
     def result(self) -> MappingResult:
         """Our own search."""
         return self.answer.ours if isinstance(self.answer, Comparison) else self.answer
@@ -450,6 +404,42 @@ class Case:
         return [*parts, *_picture(self.result.problem, self.best)] if with_operators else parts
 
 
+def _case_rows(case: Case) -> list[list[str]]:
+    compared, ours, problem = case.answer, case.best, case.result.problem
+    assert isinstance(compared, Comparison), "chosen so"
+    remark = f"gap {case.result.gap:.1%}" if ours.fits else _cell(ours, ours)[3]
+    rows = [
+        [f"{problem.model.name} on {problem.wafer.name}", "", "", "", ""],
+        ["ours", *_cell(ours, ours)[:3], remark],
+    ]
+    for name, baseline in compared.baselines.items():
+        for variant in VARIANTS:
+            cells = _cell(getattr(baseline, variant), ours)
+            if variant == "tiled" and name in compared.memory_at_equal_speed and ours.fits:
+                equal_speed = compared.memory_at_equal_speed[name]
+                cells[3] = f"ours as fast in {format_bytes(equal_speed.memory_bytes)}"
+            rows.append([f"{_NAMES[name]}, {variant}", *cells])
+    # Where the wafer was given, no ablation searches others.
+    left_out = "no_architecture" if case.space is None else ""
+    return rows + [
+        [f"ours, {name.replace('_', ' ')}", *_cell(found, ours)]
+        for name, found in compared.ablations.items()
+        if name != left_out
+    ]
+
+
+def _comparison_table(cases: list[Case]) -> RenderableType:
+    """Tabulate our mappings and other systems' plans."""
+    published = ", ".join(f"{_NAMES[name]} {speed}x" for name, speed in PUBLISHED.items())
+    memory = " and ".join(f"{_NAMES[name]} {x}x" for name, x in PUBLISHED_MEMORY.items())
+    caption = (
+        "tuned: in linear rank order; tiled: groups laid out as best they can be. TMAC publishes "
+        f"{published}, and less memory than {memory}; docs/wafer.md explains"
+    )
+    columns = ["plan", "step>", "of ours>", "memory/die>", "remark"]
+    return table("Ours and others", columns, [row for c in cases for row in _case_rows(c)], caption)
+
+
 class Cases(Table):
     """The finished cases of a command: models on wafers or spaces of wafers."""
 
@@ -463,13 +453,10 @@ class Cases(Table):
 
     def to_columns(self) -> dict[str, Any]:
         """Return the rows of all cases as one table."""
-        rows = []
-        for case in self.cases:
-            columns = case.rows()
-            rows += [
-                dict(zip(columns, values, strict=True))
-                for values in zip(*columns.values(), strict=True)
-            ]
+        rows: list[dict[str, Any]] = []
+        for columns in (case.rows() for case in self.cases):
+            values = zip(*columns.values(), strict=True)
+            rows += [dict(zip(columns, row, strict=True)) for row in values]
         return joined_columns(rows)
 
     def tables(self, with_traffic: bool) -> list[RenderableType]:
@@ -479,11 +466,7 @@ class Cases(Table):
             parts += case.tables(len(self.cases) == 1)
             if with_traffic:
                 parts.append(Text(describe(case.result.problem, case.best.encoding)))
-        compared = [
-            (case.comparison, case.space is not None)
-            for case in self.cases
-            if case.comparison is not None
-        ]
+        compared = [case for case in self.cases if isinstance(case.answer, Comparison)]
         if compared:
             parts.append(_comparison_table(compared))
         if self.recalled:
@@ -582,10 +565,11 @@ class _Study:
 
     def _on_wafer(self, problem: Problem) -> Case:
         if self.compare:
-            return Case(self._compared(problem), None, self._fault_study(problem))
-        self.say(f"{problem.model.name} on {problem.wafer.name}")
-        best = search_mappings([problem], self.effort, self.seed, **self._run)[0]
-        return Case(best, None, self._fault_study(problem))
+            answer: MappingResult | Comparison = self._compared(problem)
+        else:
+            self.say(f"{problem.model.name} on {problem.wafer.name}")
+            answer = search_mappings([problem], self.effort, self.seed, **self._run)[0]
+        return Case(answer, None, self._fault_study(problem))
 
     def _in_space(self, model: Any, space: WaferSpace) -> Case:
         self.say(f"{model.name} on {space.name}")
@@ -710,18 +694,8 @@ def map_on_wafers(
         Session(run.executor, run.threads, run.resume, run.cache_folder) as session,
         _shown_progress(run.quiet) as (say, show),
     ):
-        study = _Study(
-            session,
-            training,
-            replace(effort, stop=stop),
-            seed=search.seed,
-            compare=goal.compare,
-            say=say,
-            show=show,
-            path=output.path,
-            faults=faults,
-            front=objectives,
-        )
+        how = (search.seed, goal.compare, say, show, output.path, faults, objectives)
+        study = _Study(session, training, replace(effort, stop=stop), *how)
         pairs = [(loaded_model, wafer) for wafer in wafers for loaded_model in loaded]
         cases = Cases(list(study.cases(pairs)), session)
         for message in session.notes:

@@ -391,20 +391,14 @@ def rank_groups(graph: OpGraph | LayerGraph) -> RankGroups | None:
     """
     if isinstance(graph, OpGraph):
         return None
-    s = graph.strategy
     moe = getattr(graph.model, "moe", None)
     visits = moe.top_k if moe is not None and moe.sent_once else 0
-    laid_out = {
-        "none": (1, 1, 0),
-        "tensor": (s.tp, 1, 0),
-        "context": (s.cp, s.tp, 0),
-        "expert": (s.ep, s.expert_width, visits),
-        "expert-tensor": (s.expert_width, 1, 0),
-    }
+    laid_out = {"none": (1, 1), **graph.strategy.groups}
     limited = (1, 1)
     if moe is not None and moe.groups is not None and moe.top_groups is not None:
         limited = (moe.groups, moe.top_groups)
-    ranks, stride, visited = zip(*(laid_out[name] for name in GROUPS), strict=True)
+    ranks, stride = zip(*(laid_out[name] for name in GROUPS), strict=True)
+    visited = tuple(visits * (name == "expert") for name in GROUPS)
     return RankGroups(ranks, stride, visited, limited)
 
 

@@ -19,7 +19,7 @@ from phaze_fast import _core
 from phaze_fast.caching import LruCache
 from phaze_fast.cost.collectives import collectives_s, rank_groups
 from phaze_fast.cost.machines import Machines, in_format, machines
-from phaze_fast.cost.residency import kept_shares
+from phaze_fast.cost.residency import layer_traffic
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, not_accepted
 from phaze_fast.hardware import Accelerator, AnyFabric, Cluster, EnergyTable, Tuning, presets
 from phaze_fast.hardware.chip import Dtype
@@ -399,33 +399,88 @@ def _refuse_bad(ops: Array, status: Array, chip_of: Array, begin: int) -> None:
 
 
 class _Kept(NamedTuple):
-    """Shares of HBM bytes that stay on chip, for operators and sizes of the buffer."""
+    """Shares of HBM bytes that stay on chip, for operators and levels of memory."""
 
-    capacities: Array
-    """Sizes of the buffer, rising."""
+    levels: Array
+    """Size of the buffer, and HBM bandwidth over that of stacked DRAM (0: none); rising."""
     shares: Array
-    """Distinct rows of shares, shape (rows, capacities)."""
+    """Distinct rows of `_SHARES`, shape (rows, kinds, levels)."""
     row_of: Array
     """Row of each operator."""
 
     @classmethod
     def of(cls, graphs: Sequence[OpGraph], batch: Machines) -> _Kept:
         """Find what stays on chip in graphs on chips."""
-        capacities = np.unique(_tile_bytes(batch.records))
-        parts = [
-            kept_shares(graph, capacities, batch.precision)
-            if graph.resident
-            else np.zeros((len(capacities), len(graph)))
-            for graph in graphs
-        ]
-        table = np.concatenate(parts, axis=1).T
-        shares, row_of = np.unique(table, axis=0, return_inverse=True)
-        return cls(capacities, shares, row_of.reshape(-1))
+        levels = np.unique(_levels(batch), axis=0)
+        tables = [_shares(graph, levels, batch) for graph in graphs]
+        both = np.concatenate(tables, axis=2).transpose(2, 0, 1)
+        shares, row_of = np.unique(both, axis=0, return_inverse=True)
+        return cls(levels, shares, row_of.reshape(-1))
 
-    def most(self) -> Array:
-        """Return the largest share of each operator over all sizes."""
-        largest: Array = self.shares.max(axis=1)[self.row_of]
+    def most(self, kind: str) -> Array:
+        """Return the largest share of each operator over all levels."""
+        largest: Array = self.shares[:, _SHARES.index(kind)].max(axis=1)[self.row_of]
         return largest
+
+
+_SHARES = ("priced", "compulsory", "hbm", "stacked_bytes", "less_hbm_bytes")
+"""Shares that are not moved: of the bytes that are priced, of compulsory bytes, and of the bytes
+priced that are not moved from HBM; bytes of stacked DRAM; and bytes that HBM is charged with in
+place of time in stacked DRAM. The first two differ from the third with stacked DRAM alone."""
+
+
+def _shares(graph: OpGraph, levels: Array, batch: Machines) -> Array:
+    """Return the shares of operators at levels of memory, shape (kinds, levels, operators)."""
+    sizes = np.ascontiguousarray(levels[:, 0])
+    traffic = layer_traffic(graph, sizes, batch.precision)
+    moved = from_hbm = traffic.moved
+    stacked_bytes = np.zeros_like(moved)
+    if batch.stacked is not None:
+        size = np.array([float(batch.stacked.capacity_bytes)])
+        low = graph.ops["format"] != 0  # priced in another format: as without
+        from_stack = layer_traffic(graph, size, batch.precision).moved
+        from_hbm = np.where(low, moved, np.minimum(from_stack, moved))
+        stacked_bytes = np.where(low, 0.0, moved)
+        moved = np.where(low, moved, np.maximum(from_hbm, moved * levels[:, 1:]))
+    charged = traffic._replace(moved=moved)
+    kept, spared = charged.kept_shares, charged.spared_shares
+    # A byte that takes longer to write than to read is part of no bound by compulsory bytes.
+    slow_writes = bool((batch.tunings["hbm_write_share"] < 1.0).any())
+    hbm = traffic._replace(moved=from_hbm).kept_shares
+    return np.stack([kept, kept if slow_writes else spared, hbm, stacked_bytes, moved - from_hbm])
+
+
+def _levels(batch: Machines) -> Array:
+    """Return the bytes available to tiles on each chip, and the speed of its HBM (`_Kept`)."""
+    ratio = np.zeros(len(batch))
+    if batch.stacked is not None:
+        ratio = batch.records["hbm_bytes_per_s"] / batch.stacked.bandwidth_bytes_per_s
+    levels: Array = np.stack([_tile_bytes(batch.records), ratio], axis=1)
+    return levels
+
+
+def _most_spared(forms: Sequence[Sequence[OpGraph]], batch: Machines) -> Array:
+    """Return the largest share of compulsory bytes that any form of each operator spares.
+
+    The operators are those of the first form; the others have them too, and more.
+    """
+    levels = np.unique(_levels(batch), axis=0)
+    spared = []
+    for parts in zip(*forms, strict=True):
+        first = parts[0]
+        whole = _core.op_hbm_bytes(first.ops, np.array([np.inf]), batch.precision, False)
+        most = dict.fromkeys(first.names, 0.0)
+        for part in parts:
+            own = _core.op_hbm_bytes(part.ops, np.array([np.inf]), batch.precision, False)
+            shares = _shares(part, levels, batch)[_SHARES.index("compulsory")].max(axis=0)
+            by_name = dict(zip(part.names, zip(own, shares, strict=True), strict=True))
+            for name, size in zip(first.names, whole, strict=True):
+                bytes_of_form, share = by_name[name]
+                if size > 0.0:
+                    least = 1.0 - min(1.0, bytes_of_form / size) * (1.0 - share)
+                    most[name] = max(most[name], float(least))
+        spared.append(np.array(list(most.values())))
+    return np.concatenate(spared)
 
 
 def _tile_bytes(records: Array) -> Array:
@@ -440,13 +495,13 @@ def _priced_by_size(
 ) -> tuple[Array, ...]:
     """Price operators whose share of bytes depends on the buffer; `kept_share` is their row."""
     tables = tuple(np.empty((len(batch), len(shapes))) for _ in range(4))
-    sizes, rows = _tile_bytes(batch.records), shapes["kept_share"].astype(np.intp)
-    for c, capacity in enumerate(kept.capacities):
-        mine = np.flatnonzero(sizes == capacity)
+    levels, rows = _levels(batch), shapes["kept_share"].astype(np.intp)
+    for c, level in enumerate(kept.levels):
+        mine = np.flatnonzero((levels == level).all(axis=1))
         if not len(mine):
             continue
         sized = in_format(shapes, batch.precision).copy()
-        sized["kept_share"] = kept.shares[rows, c]
+        sized["kept_share"] = kept.shares[rows, int(rough), c]
         position = np.full(len(batch), -1)
         position[mine] = np.arange(len(mine))
         some = batch.take(mine)
@@ -457,6 +512,10 @@ def _priced_by_size(
         )
         for table, value in zip(tables, values, strict=True):
             table[mine] = value
+        if batch.stacked is not None and not rough:
+            stacked, less = kept.shares[rows, 3, c], kept.shares[rows, 4, c]
+            tables[3][mine] += stacked * batch.stacked_byte_j
+            tables[3][mine] -= less * some.energy["hbm_byte_j"][:, None]
     return tables
 
 
@@ -564,7 +623,8 @@ def estimate_costs(
         else np.zeros(0, dtype=_core.OPERATOR_DTYPE)
     )
     unfused = (ops["function"] == 0) & (ops["epilogue"] == 0)
-    kept = _Kept.of(flat, batch) if any(graph.resident for graph in flat) else None
+    tiered = batch.stacked is not None or any(graph.resident for graph in flat)
+    kept = _Kept.of(flat, batch) if tiered else None
     tables = []
     pruned = (ops["kind"] == _WEIGHT_PRODUCT) & (batch.products_done < 1.0)
     codes = np.unique(np.stack([ops["format"], pruned], axis=1), axis=0).tolist() or [[0, 0]]
@@ -619,14 +679,27 @@ class _IdealWork(NamedTuple):
     """Position in `ops` of each operator of the parts."""
 
     @classmethod
-    def of(cls, graph: LayerGraph, records: Array, like: Accelerator) -> _IdealWork:
-        parts = [part for layer in graph.layers for part in (layer.forward, layer.backward)]
+    def of(
+        cls,
+        graph: LayerGraph,
+        records: Array,
+        like: Accelerator,
+        forms: Sequence[LayerGraph] | None = None,
+    ) -> _IdealWork:
+        """Take the operators of a graph, with the least HBM bytes of any of its forms.
+
+        Without forms, with the largest share that it keeps on chip for any size of the buffer.
+        """
+        parts = _flat([graph])
         batch = machines(records, like=like).sparse  # at least as fast in every operator
         ops = np.concatenate([part.ops for part in parts])
-        if any(part.resident for part in parts):
-            ops["kept_share"] = _Kept.of(parts, batch).most()
+        if batch.stacked is not None or any(part.resident for part in parts):
+            if forms is None:
+                ops["kept_share"] = _Kept.of(parts, batch).most("hbm")
+            else:
+                ops["kept_share"] = _most_spared([parts, *(_flat([x]) for x in forms)], batch)
         shapes, which = distinct_operators(ops)
-        return cls(parts, batch, in_format(shapes, batch.precision), which)
+        return cls(list(parts), batch, in_format(shapes, batch.precision), which)
 
 
 def roofline_work_s(
@@ -636,6 +709,7 @@ def roofline_work_s(
     like: Accelerator,
     threads: int | None = None,
     hidden: Mapping[str, float] | None = None,
+    forms: Sequence[LayerGraph] = (),
 ) -> Array:
     """Bound the seconds of all layers, forward and backward, from below on each of many chips.
 
@@ -657,6 +731,8 @@ def roofline_work_s(
         At most this many, by default all cores; the result does not depend on it.
     hidden
         Share of the seconds of collectives that overlap other work, by group of devices.
+    forms
+        The same layers under other forms of fusion: the bound holds for all of them.
 
     Examples
     --------
@@ -667,7 +743,7 @@ def roofline_work_s(
     >>> roofline_work_s(graph, space.chips, pod, space.spec.base).shape == (len(space),)
     True
     """
-    flat, batch, sized, which = _IdealWork.of(graph, records, like)
+    flat, batch, sized, which = _IdealWork.of(graph, records, like, forms)
     groups = rank_groups(graph)
     shares = np.array([1.0 - (hidden or {}).get(name, 0.0) for name in GROUPS])
     priced_s = collectives_s([(part, groups) for part in flat], cluster)

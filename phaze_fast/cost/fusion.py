@@ -32,17 +32,22 @@ class BufferRules:
     strip_depth, strip_copies
         Elements of a row that stream through the buffer at a time, and how many such strips are
         there at once: 2 with double buffering.
+    sum_transfers
+        How often a partial sum that leaves the chip is moved: written and read, or 1 where adders
+        in the memory take it.
     """
 
     element_bytes: float = 2.0
     sum_bytes: float = 4.0
     strip_depth: float = 64.0
     strip_copies: float = 2.0
+    sum_transfers: float = 2.0
 
     @property
-    def arguments(self) -> tuple[float, float, float]:
+    def arguments(self) -> tuple[float, float, float, float]:
         """The rules as the kernels take them."""
-        return self.element_bytes, self.sum_bytes, self.strip_depth * self.strip_copies
+        strip = self.strip_depth * self.strip_copies
+        return self.element_bytes, self.sum_bytes, strip, self.sum_transfers
 
 
 @dataclass(frozen=True)

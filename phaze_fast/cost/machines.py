@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,36 +20,58 @@ from phaze_fast.hardware import (
     presets,
     tuning_record,
 )
-from phaze_fast.hardware.chip import Dtype
+from phaze_fast.hardware.chip import Dtype, StackedDram
 from phaze_fast.hardware.silicon import die_areas_mm2
 from phaze_fast.tables import Array
 
-PRECISIONS: dict[str, tuple[float, float, float]] = {
-    "bf16": (2.0, 2.0, 4.0),
-    "fp16": (2.0, 2.0, 4.0),
-    "fp8": (1.0, 2.0, 4.0),
-    "fp4": (0.5, 2.0, 4.0),
-    "int8": (1.0, 2.0, 4.0),
-    "fp32": (4.0, 4.0, 4.0),
-    "tf32": (4.0, 4.0, 4.0),
+T = TypeVar("T")
+
+PRECISIONS: dict[str, tuple[float, float]] = {
+    "bf16": (2.0, 2.0),
+    "fp16": (2.0, 2.0),
+    "fp8": (1.0, 2.0),
+    "fp4": (0.5, 2.0),
+    "int8": (1.0, 2.0),
+    "fp32": (4.0, 4.0),
+    "tf32": (4.0, 4.0),
 }
-"""Bytes of an input, an output and an accumulator in each number format."""
+"""Bytes of an input and an output in each number format."""
+
+
+class Streams(NamedTuple):
+    """Numbers of a format on chips, and how they stream through the buffer, for the kernels."""
+
+    in_bytes: float
+    out_bytes: float
+    sum_bytes: float
+    rate: float
+    """Speed relative to bf16."""
+    strip_depth: float = 64.0
+    """Elements of a row that stream at a time."""
+    copies: float = 2.0
+    """Strips and tiles of each kind in the buffer at once."""
+    spills: float = 2.0
+    """Transfers of a partial sum that leaves the chip: 2, or 1 where it is added in memory."""
 
 
 @dataclass(frozen=True)
 class Machines:
-    """Chips in the form of the kernels; all have the same relative speed in the number format."""
+    """Chips in the form of the kernels; numbers have the same bytes and speed on all of them."""
 
     records: Array
     tuning_of: Array
     tunings: Array
-    precision: tuple[float, float, float, float]
+    precision: Streams
     energy: Array
     """What each chip spends on events, one energy table per chip."""
     idle_w: dict[str, Array]
     """Watts of each chip that computes nothing: leakage, clock, HBM background."""
     limit_w: Array
     """Rated power of each chip, which its firmware keeps to; infinite where none is given."""
+    stacked: StackedDram | None = None
+    """DRAM between buffer and HBM, the same on all chips."""
+    stacked_byte_j: float = 0.0
+    """What a byte of it costs."""
     products_done: float = 1.0
     """Share of the multiplications of forward products with weights that is done: less than 1 where
     the cores skip zeros."""
@@ -78,7 +100,7 @@ class Machines:
     def prices(self) -> Array:
         """Energy tables for the kernels; multiplications scale with their operands' bytes."""
         record = self.energy.copy()
-        record["mac_j"] *= self.precision[0] / PRECISIONS["bf16"][0]
+        record["mac_j"] *= self.precision.in_bytes / PRECISIONS["bf16"][0]
         return record
 
     @property
@@ -88,22 +110,21 @@ class Machines:
             return self
         spent = self.energy.copy()
         spent["mac_j"] *= self.products_done
-        read, written, summed, rate = self.precision
-        faster = (read, written, summed, rate / self.products_done)
+        faster = self.precision._replace(rate=self.precision.rate / self.products_done)
         return replace(self, precision=faster, energy=spent, products_done=1.0)
 
     @property
-    def arguments(self) -> tuple[Array, Array, Array, tuple[float, float, float, float]]:
+    def arguments(self) -> tuple[Array, Array, Array, Streams]:
         """Arguments that every kernel takes about the chips."""
         return self.records, self.tuning_of, self.tunings, self.precision
 
 
-def in_format(ops: Array, precision: tuple[float, float, float, float]) -> Array:
+def in_format(ops: Array, precision: Streams) -> Array:
     """Return operators with their bytes, counted in bf16, converted to another number format.
 
     Operands of products have that format; all other tensors have the format of outputs.
     """
-    in_share, out_share = precision[0] / 2.0, precision[1] / 2.0
+    in_share, out_share = precision.in_bytes / 2.0, precision.out_bytes / 2.0
     if in_share == out_share == 1.0:
         return ops
     scaled = ops.copy()
@@ -206,8 +227,42 @@ def machines(
         spent = _spending(records, like, energy)
     else:
         spent = _spending_of(listed, records, energy)
-    numbers = (*PRECISIONS[dtype], rate)
-    return Machines(records, tuning_of, tunings, numbers, *spent, _products_done(several))
+    numbers = _streams(several, dtype, rate)
+    tier = _one_of("stacked", [None if chip is None else chip.stacked for chip in several])
+    table = energy_table_for(several[0] if several else None) if energy is None else energy
+    tiered = (tier, table.stacked_byte_j, _products_done(several))
+    return Machines(records, tuning_of, tunings, numbers, *spent, *tiered)
+
+
+def _one_of(name: str, values: Sequence[T]) -> T | None:
+    """Return what chips have in common, or none for no chips."""
+    if len(set(values)) > 1:
+        raise InvalidInputError(f"chips: {name} differs among them; ask for them one by one")
+    return values[0] if values else None
+
+
+def _streams(chips: Sequence[Accelerator | None], dtype: Dtype, rate: float) -> Streams:
+    """Return the numbers of a format on chips that store and stream them in the same way."""
+    read, written = PRECISIONS[dtype]
+    known = [chip for chip in chips if chip is not None]
+    options = {
+        Streams(
+            read,
+            written,
+            max(written, float(chip.tensor_core.sum_bytes)),
+            rate,
+            float(chip.buffer.strip_depth),
+            float(chip.buffer.copies),
+            1.0 if chip.hbm is not None and chip.hbm.adder_bytes else 2.0,
+        )
+        for chip in known
+    }
+    if len(options) > 1:
+        raise InvalidInputError(
+            "chips: sum_bytes, strip_depth, copies or adder_bytes differ among them; ask for them "
+            "one by one"
+        )
+    return options.pop() if options else Streams(read, written, 4.0, rate)
 
 
 def _products_done(chips: Sequence[Accelerator | None]) -> float:
@@ -222,10 +277,13 @@ def _products_done(chips: Sequence[Accelerator | None]) -> float:
 
 
 def energy_table_for(chip: Accelerator | None) -> EnergyTable:
-    """Return the energy table of a chip's node, with its links between dies."""
+    """Return the energy table of a chip's node at its clock under load, with links between dies."""
     if chip is None:
         return energy_table_of()
-    return energy_table_of(chip.process_nm, chip.die_to_die.byte_j if chip.die_to_die else 0.0)
+    table = energy_table_of(chip.process_nm, chip.die_to_die.byte_j if chip.die_to_die else 0.0)
+    if chip.stacked is not None:
+        table = table.replace(stacked_byte_j=chip.stacked.byte_j)
+    return table.at_clock(chip.load_clock_share)
 
 
 def _spending(

@@ -297,6 +297,11 @@ def operator_costs(
     """
     chip = presets.chip(chip) if isinstance(chip, str) else chip
     machine: Machines = machines(chip, dtype, energy=energy)
+    if machine.stacked is not None:
+        raise InvalidInputError(
+            f"chip: {chip.name} has stacked DRAM, with which whole layers are priced, not single "
+            "operators"
+        )
     prices = machine.prices
     ops = in_format(ops, machine.precision)
     rows = _core.op_costs(ops, *machine.arguments, False, prices, machine.static_w, 1)

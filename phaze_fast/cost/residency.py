@@ -3,9 +3,15 @@
 In a layer's graph, products feed one another: up and down projection, projections before and after
 attention, and the same in the backward pass. Such a chain is three segments: products, what lies
 between them, products. The cuts between segments are chosen for each size of the buffer; what the
-backward pass or an operator outside the group reads is written once. The bytes of a group are
-shared among its operators in proportion to those they would move alone, so no operator is slower
-than without fusion.
+backward pass or an operator outside the group reads is written once. Products alone take the best
+of all tile sizes. The bytes of a group are shared among its operators in proportion to those they
+would move alone, so no operator is slower than without fusion.
+
+What the backward pass repeats (`phaze_fast.opgraph.rewrites`) is part of its groups: products that
+make an array again are in the first segment, element-wise operators lie before the gradient of
+weights that reads them. Weights of all layers of a device may stay on chip too
+(`OpGraph.weight_bytes`): the optimiser's step, or the gather after it, leaves them there, and tiles
+get the rest of the buffer.
 """
 
 from __future__ import annotations
@@ -17,10 +23,12 @@ from typing import NamedTuple
 import numpy as np
 
 from phaze_fast import _core
+from phaze_fast.caching import LruCache
 from phaze_fast.cost.fusion import BufferRules, FusedGroup, best_cuts, group_traffic
+from phaze_fast.cost.machines import Streams
 from phaze_fast.opgraph import KINDS, OpGraph
 from phaze_fast.opgraph.builder import ELEMENT_BYTES
-from phaze_fast.opgraph.graph import FUNCTIONS
+from phaze_fast.opgraph.graph import AGAIN, FUNCTIONS
 from phaze_fast.tables import Array
 
 _PRODUCTS = frozenset(KINDS.index(name) for name in ("gemm", "gemm-input-gradient"))
@@ -30,23 +38,47 @@ _BETWEEN = frozenset(
     for name in ("activation-backward", "multiply-backward", "rotary", "rotary-backward")
 ) | {_FORWARD, _BACKWARD}
 """Kinds of operators that work on a tile between two products."""
+_WEIGHT_GRADIENT = KINDS.index("gemm-weight-gradient")
 _MULTIPLY = FUNCTIONS.index("multiply")
 _SEGMENTS = 3
+_ROUNDING = 1e-12
+_ON_CHIP = 2.0**-60
+"""Share of the bytes of weights that stay on chip: none, but the kernels take positive factors."""
 
 
 class _Chain(NamedTuple):
     """Operators that pass tiles on: products, what lies between, and products that read it."""
 
     first: tuple[int, ...]
+    """None where the array between is read, not computed."""
     middle: tuple[int, ...]
     last: tuple[int, ...]
+
+    @property
+    def groups(self) -> list[tuple[int, int]]:
+        """Segments that can be fused: the first, and one past the last."""
+        pairs = [(0, _SEGMENTS)] if self.first else []
+        if self.middle:
+            pairs += [(0, 2), (1, _SEGMENTS)] if self.first else [(1, _SEGMENTS)]
+        return pairs
 
 
 class _Graph:
     """A graph with the sets and sizes that its chains are found by."""
 
-    def __init__(self, graph: OpGraph) -> None:
+    weight_share = 1.0
+    """Share of the weights' bytes that is read and held for a group: `_ON_CHIP` where they stay."""
+
+    def __init__(self, graph: OpGraph, precision: Streams) -> None:
+        self.precision = precision
+        self.rules = BufferRules(
+            sum_bytes=precision.sum_bytes,
+            strip_depth=precision.strip_depth,
+            strip_copies=precision.copies,
+            sum_transfers=precision.spills,
+        )
         self.ops, self.edges = graph.ops, graph.edges()
+        self.again = [name.endswith(AGAIN) for name in graph.names]
         self.stashed = np.zeros(len(graph))
         for tensor in graph.tensors:
             if tensor.producer in graph.names and not tensor.instead_of:
@@ -63,10 +95,12 @@ class _Graph:
         return ELEMENT_BYTES * float(np.prod([float(self.ops[name][i]) for name in names]))
 
     def gated(self, u: int, v: int) -> bool:
-        """Whether two products of equal shape are multiplied element by element."""
+        """Whether a product reads another of equal shape element by element, as gates do."""
         both = self.product[u] and self.product[v]
-        alike = all(self.ops[f][u] == self.ops[f][v] for f in ("m", "n", "k", "kind"))
-        return both and alike and _MULTIPLY in self.ops["epilogue_functions"][v]
+        alike = all(self.ops[f][u] == self.ops[f][v] for f in ("m", "n", "k"))
+        by_gate = _MULTIPLY in self.ops["epilogue_functions"][v]
+        same = self.ops["kind"][u] == self.ops["kind"][v]
+        return both and alike and (self.again[u] or (same and by_gate))
 
     def passed_on(self) -> list[tuple[int, int]]:
         """Return the edges along which a tile may be passed on."""
@@ -100,6 +134,22 @@ class _Graph:
             chain = _Chain(first, middle, last)
             if self._is_chain(chain, inside):
                 chains.append(chain)
+        return chains + self._repeated()
+
+    def _repeated(self) -> list[_Chain]:
+        """Return chains of repeated element-wise operators and the weight gradient after them."""
+        sources = {v: [u for u, w in self.edges if w == v] for _, v in self.edges}
+        chains = []
+        for v in np.flatnonzero(self.ops["kind"] == _WEIGHT_GRADIENT):
+            middle: list[int] = []
+            wanted = list(sources.get(int(v), []))
+            while wanted:
+                u = wanted.pop()
+                if self.again[u] and int(self.ops["k"][u]) == 0 and self.ops["collective"][u] < 0:
+                    middle.append(u)
+                    wanted += sources.get(u, [])
+            if middle:
+                chains.append(_Chain((), tuple(sorted(middle)), (int(v),)))
         return chains
 
     def _is_chain(self, chain: _Chain, edges: list[tuple[int, int]]) -> bool:
@@ -120,9 +170,14 @@ class _Graph:
 
     def group(self, chain: _Chain, begin: int, end: int) -> FusedGroup:
         """Return the segments `begin` to `end` - 1 of a chain as one group."""
-        ops, one, other = self.ops, chain.first[0], chain.last[0]
+        ops, other = self.ops, chain.last[0]
         members = {i for segment in chain[begin:end] for i in segment}
-        rows, hidden, held = int(ops["m"][one]), int(ops["n"][one]), 1.0
+        moved = max(sum(self._moved(i, chain, members) for i in members), 0.0)
+        if not chain.first:
+            rows, hidden, outer = (int(ops[f][other]) for f in ("m", "k", "n"))
+            return FusedGroup(rows, 0, hidden, outer, moved_bytes=moved)
+        one = chain.first[0]
+        rows, hidden = int(ops["m"][one]), int(ops["n"][one])
         held = float(max(len(chain.first), len(chain.last)))
         steps = (1, 1)
         for i in self.attention(chain):
@@ -142,10 +197,11 @@ class _Graph:
             outer=int(ops["n"][other]) * len(chain.last) if end == _SEGMENTS else 0,
             row_step=steps[0],
             hidden_step=min(steps[1], hidden),
-            first=columns / hidden,
-            second=depth / hidden / len(chain.last),
+            first=columns / hidden * self.weight_share,
+            second=depth / hidden / len(chain.last) * self.weight_share,
             held=held,
-            moved_bytes=max(sum(self._moved(i, chain, members) for i in members), 0.0),
+            inputs=1.0 if len({self.again[i] for i in chain.first}) == 1 else 2.0,
+            moved_bytes=moved,
         )
 
     def _moved(self, i: int, chain: _Chain, members: set[int]) -> float:
@@ -169,18 +225,76 @@ class _Graph:
         kind = int(self.ops["kind"][i])
         if kind == _FORWARD:
             return moved
-        inside = self.size(i, "b", "m", "k") if kind == _BACKWARD else self.size(i, "m", "n")
-        return read - inside + moved
+        if kind == _BACKWARD:
+            return read - self.size(i, "b", "m", "k") + moved
+        return read - len(sources) * self.size(i, "m", "n") + moved
+
+    def with_weights_on_chip(self, capacities: Array) -> Array:
+        """Bytes of operators alone where `capacities` are left beside the weights of the device."""
+        shape = (len(capacities), len(self.ops))
+        alone: Array = _core.op_hbm_bytes(self.ops, capacities, self.precision, True).copy()
+        alone = alone.reshape(shape)
+        for i in np.flatnonzero(self.product).tolist():
+            m, k, n = (int(self.ops[name][i]) for name in "mkn")
+            own = self.size(i, "m", "k") + self.size(i, "k", "n")
+            moved = float(self.ops["read_bytes"][i] + self.ops["write_bytes"][i]) - own
+            group = FusedGroup(m, k, n, 0, first=_ON_CHIP, moved_bytes=max(moved, 0.0))
+            least = group_traffic(group, capacities, self.rules).hbm_bytes
+            alone[:, i] = np.minimum(alone[:, i], least)
+        return alone
+
+    def fused_bytes(self, capacities: Array, alone: Array) -> Array:
+        """Bytes of operators with the best groups of each chain, from those of operators alone."""
+        moved = alone.copy()
+        for chain in self.chains():
+            segments = [alone[:, list(segment)].sum(axis=1) for segment in chain]
+            fused = {}
+            for begin, end in chain.groups:
+                group = self.group(chain, begin, end)
+                apart = np.sum(segments[begin:end], axis=0)
+                least = group_traffic(group, capacities, self.rules).hbm_bytes
+                fused[begin, end] = np.minimum(least, apart)
+            for c in range(len(capacities)):
+                costs = {(i, i + 1): float(segments[i][c]) for i in range(_SEGMENTS)}
+                costs |= {pair: float(least[c]) for pair, least in fused.items()}
+                for begin, end in best_cuts(_SEGMENTS, partial(_listed, costs)).groups:
+                    members = [i for segment in chain[begin:end] for i in segment]
+                    total = float(alone[c, members].sum())
+                    if end - begin > 1 and total > 0.0:
+                        moved[c, members] = alone[c, members] * (costs[begin, end] / total)
+        return moved
 
 
 def _listed(costs: Mapping[tuple[int, int], float], begin: int, end: int) -> float:
-    return costs[begin, end]
+    return costs.get((begin, end), np.inf)
 
 
-def kept_shares(
-    graph: OpGraph, capacities: Array, precision: tuple[float, float, float, float]
-) -> Array:
-    """Return the share of each operator's HBM bytes that stays on chip, by size of the buffer.
+class LayerTraffic(NamedTuple):
+    """HBM bytes of the operators of a pass by size of the buffer, shape (capacities, operators)."""
+
+    priced: Array
+    """As operators alone are priced; zero of those without bytes."""
+    moved: Array
+    """With what stays on chip, and products alone over all tile sizes."""
+    compulsory: Array
+    """As priced with a buffer that holds everything, shape (operators,)."""
+
+    @property
+    def kept_shares(self) -> Array:
+        """Share of the priced bytes that is not moved; negative where weights hold the buffer."""
+        shares: Array = 1.0 - self.moved / np.where(self.priced > 0.0, self.priced, 1.0)
+        return np.where((self.priced > 0.0) & (np.abs(shares) > _ROUNDING), shares, 0.0)
+
+    @property
+    def spared_shares(self) -> Array:
+        """Share of the compulsory bytes that is not moved, for lower bounds."""
+        whole = np.where(self.compulsory > 0.0, self.compulsory, np.inf)
+        shares: Array = np.clip(1.0 - self.moved / whole, 0.0, 1.0)
+        return np.where(self.compulsory > 0.0, shares, 0.0)
+
+
+def layer_traffic(graph: OpGraph, capacities: Array, precision: Streams) -> LayerTraffic:
+    """Return the HBM bytes of a pass whose arrays between operators may stay on chip.
 
     Parameters
     ----------
@@ -189,44 +303,40 @@ def kept_shares(
     capacities
         Sizes of the buffer in bytes, shape (capacities,).
     precision
-        Bytes of an input, an output and a sum, and the relative speed.
-
-    Returns
-    -------
-    Array
-        Shape (capacities, operators).
+        Bytes of an input, an output and a sum, and how they stream through the buffer.
 
     Examples
     --------
     >>> from phaze_fast import models
     >>> from phaze_fast.opgraph import layer_graph
     >>> block = layer_graph(models.load("bertlarge"), fusion="full").layers[1].forward
-    >>> shares = kept_shares(block, np.array([2.0**20, 2.0**26]), (2.0, 2.0, 4.0, 1.0))
-    >>> bool((shares[1] >= shares[0]).all())
+    >>> bf16 = Streams(in_bytes=2.0, out_bytes=2.0, sum_bytes=4.0, rate=1.0)
+    >>> moved = layer_traffic(block, np.array([2.0**20, 2.0**26]), bf16).moved
+    >>> bool(moved[1].sum() < moved[0].sum())
     True
     """
-    shares = np.zeros((len(capacities), len(graph)))
-    if precision[:2] != (float(ELEMENT_BYTES), float(ELEMENT_BYTES)):
-        return shares
-    known, rules = _Graph(graph), BufferRules(sum_bytes=precision[2])
-    alone: Array = _core.op_hbm_bytes(graph.ops, capacities, precision)
-    alone = alone.reshape(shares.shape)
-    for chain in known.chains():
-        segments = [alone[:, list(segment)].sum(axis=1) for segment in chain]
-        fused = {}
-        for begin, end in ((0, 2), (1, 3), (0, 3)):
-            apart = np.sum(segments[begin:end], axis=0)
-            least = apart
-            if chain.middle or (begin, end) == (0, _SEGMENTS):
-                group = known.group(chain, begin, end)
-                least = np.minimum(group_traffic(group, capacities, rules).hbm_bytes, apart)
-            fused[begin, end] = least
-        for c in range(len(capacities)):
-            costs = {(i, i + 1): float(segments[i][c]) for i in range(_SEGMENTS)}
-            costs |= {pair: float(least[c]) for pair, least in fused.items()}
-            for begin, end in best_cuts(_SEGMENTS, partial(_listed, costs)).groups:
-                members = [i for segment in chain[begin:end] for i in segment]
-                total = float(alone[c, members].sum())
-                if end - begin > 1 and total > 0.0:
-                    shares[c, members] = 1.0 - costs[begin, end] / total
-    return shares
+    arrays = (graph.ops, graph.indptr, graph.indices, capacities)
+    content = tuple(array.tobytes() for array in arrays)
+    key = (content, graph.names, graph.tensors, graph.resident, graph.weight_bytes, precision)
+    return _known.get(key) or _known.put(key, _traffic(graph, capacities, precision))
+
+
+_known: LruCache[tuple[object, ...], LayerTraffic] = LruCache(1024)
+
+
+def _traffic(graph: OpGraph, capacities: Array, precision: Streams) -> LayerTraffic:
+    shape = (len(capacities), len(graph))
+    priced: Array = _core.op_hbm_bytes(graph.ops, capacities, precision, False).reshape(shape)
+    compulsory = _core.op_hbm_bytes(graph.ops, np.array([np.inf]), precision, False)
+    if not graph.resident or precision[:2] != (ELEMENT_BYTES, ELEMENT_BYTES):
+        return LayerTraffic(priced, priced, compulsory)
+    alone: Array = _core.op_hbm_bytes(graph.ops, capacities, precision, True).reshape(shape)
+    alone = np.where(graph.ops["format"] == 0, alone, priced)
+    known = _Graph(graph, precision)
+    moved = known.fused_bytes(capacities, alone)
+    stays = (graph.weight_bytes > 0.0) & (2.0 * graph.weight_bytes <= capacities)
+    if stays.any():
+        left = capacities[stays] - graph.weight_bytes
+        known.weight_share = _ON_CHIP
+        moved[stays] = known.fused_bytes(left, known.with_weights_on_chip(left))
+    return LayerTraffic(priced, moved, compulsory)

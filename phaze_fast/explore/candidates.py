@@ -177,6 +177,8 @@ class CandidateTable:
         """Position of the largest HBM capacity of each group."""
         self._priced: dict[int, tuple[Array, PricedChips]] = {}
         """The groups of each strategy that were priced last, where they are few."""
+        self._last_work: tuple[int, Array, Array] = (0, last[:0], last[:0])
+        """The strategy and groups that rooflines bounded last, and the bounds of their work."""
         self._timed: dict[tuple[int, int], tuple[KindTimes, KindTimes, int]] = {}
 
     def _evaluate(
@@ -264,7 +266,10 @@ class CandidateTable:
             return np.concatenate([part for of_piece in parts for part in of_piece])
 
         evaluator, k = self.problem.of(s)
-        work_s = on_chips(SearchProblem.work_s)
+        last, known, work_s = self._last_work
+        if not (self.problem.same_work(s, last) and np.array_equal(known, groups)):
+            work_s = on_chips(SearchProblem.work_s)
+            self._last_work = (s, groups, work_s)
         self._raise(s, groups, evaluator.work_bounds(k, work_s, self.largest[groups]), 1)
         if self.energy.size:
             joules, static_w = on_chips(SearchProblem.work_j).T

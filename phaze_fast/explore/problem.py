@@ -20,6 +20,7 @@ from phaze_fast.explore.chip_groups import ChipGroups, Variant, scaled_cluster, 
 from phaze_fast.hardware import Accelerator, Cluster
 from phaze_fast.memory import optimizer
 from phaze_fast.models import Model
+from phaze_fast.opgraph import OFFLOAD
 from phaze_fast.planning import Placed, PlanEvaluator, Training
 from phaze_fast.planning.times import MAX_NODES, KindTimes
 from phaze_fast.software import BF16, chip_as_run
@@ -128,11 +129,23 @@ class SearchProblem:
     # ---- evaluations on many chips, here or in another process ----
 
     def work_s(self, s: int, records: Array, threads: int = 1) -> Array:
-        """Bound the work of a micro-batch of strategy `s` on chips by rooflines."""
+        """Bound the work of a micro-batch of strategy `s` on chips by rooflines.
+
+        Strategies that differ in the form of fusion alone have one bound.
+        """
         evaluator, k = self.of(s)
-        variant, sizes = self._each_variant[self.strategies[s][0]], evaluator.sizes[k]
-        cluster, like = variant.cluster(self.cluster), variant.like(self.like)
-        return roofline_work_s(sizes.graph, records, cluster, like, threads, sizes.most_hidden)
+        variant, strategy = self._each_variant[self.strategies[s][0]], evaluator.sizes[k].strategy
+        first, *others = (own for own in evaluator.sizes if own.strategy == strategy)
+        cluster = variant.cluster(self.cluster)
+        like = chip_as_run(variant.like(self.like), first.software)
+        hidden, forms = first.most_hidden, [own.graph for own in others]
+        return roofline_work_s(first.graph, records, cluster, like, threads, hidden, forms)
+
+    def same_work(self, s: int, other: int) -> bool:
+        """Whether two strategies have one bound of their work: they differ in fusion alone."""
+        own, with_it = self.of(s), self.of(other)
+        same = own[0].sizes[own[1]].strategy == with_it[0].sizes[with_it[1]].strategy
+        return own[0] is with_it[0] and same
 
     def work_j(self, s: int, records: Array, threads: int = 1) -> Array:
         """Bound the joules of a micro-batch by rooflines; shape (chips, 2), with static watts."""
@@ -213,7 +226,7 @@ class SearchProblem:
         evaluator, k = self.of(s)
         layers = evaluator.sizes[k].graph.layers
         counts = np.array([layer.count for layer in layers], dtype=float)
-        joules = (least.forward_j + least.backward_j[:, 0, :]) @ counts
+        joules = (least.forward_j + least.backward_j.min(axis=1)) @ counts
         work_s = (least.forward_s + least.plain_s) @ counts
         return self.step_energy_j(s, joules, least.static_w, work_s)
 
@@ -253,8 +266,12 @@ def problems_of(
     InfeasibleError
         Where no chip has more memory than is reserved.
     InvalidInputError
-        Where both the step and the chips set a number format.
+        Where both the step and the chips set a number format, or plans offload.
     """
+    if training.offload or any(OFFLOAD in mode.split("+") for mode in training.recompute):
+        raise InvalidInputError(
+            "offload: is not accepted where chips are searched, which have no host; expected none"
+        )
     capacities = tuple(int(c) for c in groups.capacities)
     if max(capacities) <= training.reserved_bytes:
         raise InfeasibleError(

@@ -360,14 +360,16 @@ class ChakraTrace:
             Files that were written.
         """
         metadata, _ = messages()
-        folder = Path(folder)
+        folder, wanted = Path(folder), range(len(self.ranks)) if ranks is None else ranks
+        for rank in {min(wanted, default=0), max(wanted, default=0)}:
+            self._place(rank)  # refuses a rank that is not there, before anything is written
         try:
             folder.mkdir(parents=True, exist_ok=True)
             groups = {name: list(members) for name, members in self.groups.items()}
             paths = [folder / "comm_group.json"]
             paths[0].write_text(json.dumps(groups) + "\n", encoding="utf-8")
             begin = _framed(metadata(version=VERSION).SerializeToString())
-            for rank in range(len(self.ranks)) if ranks is None else ranks:
+            for rank in wanted:
                 paths.append(folder / f"plan.{rank}.et")
                 paths[-1].write_bytes(begin + self._bytes_of(rank))
         except OSError as error:

@@ -33,6 +33,8 @@ def write_deepspeed(request: Request) -> tuple[str, list[Unexpressed]]:
     settings["zero"] = spec.zero
     if spec.zero == 3 and request.hybrid:
         settings["shard"] = spec.shard
+    if spec.offload_optimizer and spec.zero:
+        settings |= {"offload": "cpu", "offload_pinned": True}
     settings |= {
         "overlap": True,
         "bf16": True,
@@ -79,6 +81,7 @@ def read_deepspeed(
         "global_batch": batch,
         "zero": count("zero", 0),
         "shard": count("shard") if sharded else None,
+        "offload_optimizer": nested_value(data, names["offload"]) == "cpu",
         "recompute": "none",
         "sequence_parallel": tp == 1,
         "optimizer": "adam-bf16-grad" if half else "adam",

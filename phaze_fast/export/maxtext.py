@@ -20,6 +20,7 @@ from phaze_fast.export.request import (
     stage_sizes,
 )
 from phaze_fast.models import MixtureOfExperts, TransformerModel
+from phaze_fast.opgraph import DISPATCHERS, OFFLOAD
 from phaze_fast.software import BF16
 
 _PROGRAM = ("python3", "-m", "MaxText.train", "MaxText/configs/base.yml")
@@ -54,10 +55,14 @@ def _policy(request: Request, names: FlagNames) -> dict[str, str] | None:
         return {names["recompute"]: policies[operators]}
     if not operators.issuperset(_ALWAYS_RECOMPUTED):
         return None
-    if operators - {*_ALWAYS_RECOMPUTED, *tensors}:
+    if operators - {*_ALWAYS_RECOMPUTED, *tensors, OFFLOAD}:
         return None
     saved = " ".join(words for operator, words in tensors.items() if operator not in operators)
-    return {names["recompute"]: _CUSTOM, **dict.fromkeys(saved.split(), "device")}
+    if OFFLOAD in operators:
+        saved, word = f"{names['layer_input']} {saved}", "offload"
+    else:
+        word = "device"
+    return {names["recompute"]: _CUSTOM, **dict.fromkeys(saved.split(), word)}
 
 
 def write_maxtext(request: Request) -> tuple[str, list[Unexpressed]]:
@@ -87,6 +92,8 @@ def write_maxtext(request: Request) -> tuple[str, list[Unexpressed]]:
         "dataset": "synthetic",
         "steps": 10,
     }
+    if spec.strategy.dispatcher == "all-gather" and ep > 1:
+        values["gathered"] = True
     values |= _pipeline(request)
     if spec.precision.name in names.tables["precision"]:
         values["quantization"] = names.tables["precision"][spec.precision.name]
@@ -248,6 +255,7 @@ def read_maxtext(
         "vpp": repeats,
         "stages": stages,
         "recompute": _read_recompute(names, settings),
+        "dispatcher": DISPATCHERS[settings.get(names["gathered"], "").lower() == "true"],
         "sequence_parallel": tp == 1 or names["tp_sequence"] in settings,
         "optimizer": "adam-fp32" if settings.get(names["dtype"]) == "float32" else "adam",
         "precision": _read_precision(names, settings.get(names["quantization"], "")),
@@ -284,14 +292,17 @@ def _read_recompute(names: FlagNames, settings: dict[str, str]) -> str:
     if policy != _CUSTOM:
         return str(names.meaning("recompute", "recompute", policy))
     recomputed = list(_ALWAYS_RECOMPUTED)
+    offloaded = settings.get(names["layer_input"], "device") == "offload"
+    kept = "offload" if offloaded else "device"
     for operator, words in names.tables["custom"].items():
         tensors = words.split()
         values = {settings.get(tensor, "remat") for tensor in tensors}
-        always, saved = operator.startswith("kept-"), "device" in values
-        if not values <= {"device", "remat"} or (always and not saved):
+        always, saved = operator.startswith("kept-"), kept in values
+        if not values <= {kept, "remat"} or (always and not saved):
+            expected = f"{kept}{'' if always else ' or remat'}"
             raise InvalidInputError(
                 f"{', '.join(tensors)}: {', '.join(sorted(values))} is not accepted; "
-                f"expected device{'' if always else ' or remat'}"
+                f"expected {expected}, as {names['layer_input']} is {kept}"
             )
         recomputed += [] if saved else [operator]
-    return "+".join(recomputed)
+    return "+".join([*recomputed, *[OFFLOAD] * offloaded])

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import InvalidInputError, not_accepted
 from phaze_fast.export.megatron_model import (
     Terms,
     check_sizes,
@@ -35,16 +35,20 @@ from phaze_fast.export.request import (
     whole_number,
 )
 from phaze_fast.models import TransformerModel
+from phaze_fast.opgraph import context_widths
 from phaze_fast.planning.frameworks import framework_table
 
 _WHOLE = frozenset(
     [
         *("nodes", "node_devices", "tp", "pp", "cp", "ep", "expert_tp", "vpp", "virtual_layers"),
         *("first_stage", "last_stage", "layers", "micro_batch", "global_batch", "seq"),
-        *("recompute_layers", "instances"),
+        *("recompute_layers", "offload_layers", "instances"),
     ]
 )
 """Terms that are whole numbers."""
+_LISTS = ("recompute_modules", "cp_sizes")
+"""Terms that are lists of words."""
+_MIXED = "ulysses:N/ring"
 
 
 # ---- pipelines as a layout string ----
@@ -132,6 +136,7 @@ def write_megatron(request: Request) -> tuple[str, list[Unexpressed]]:
     if "layout" in terms:
         terms.pop("vpp", None)  # Megatron-LM derives it from the layout
     arguments: list[list[object]] = []
+    terms.pop("offload_on", None)  # the number of layers says it
     for key, value in terms.items():
         if value is True:
             arguments.append([names[key]])
@@ -204,9 +209,12 @@ def _plan_terms(request: Request) -> tuple[Terms, list[Unexpressed]]:
     recompute, recomputable = _recompute(request)
     terms: Terms = {"tp": spec.tp, "pp": spec.pp, "cp": spec.cp}
     if spec.cp > 1:
-        terms["cp_kind"] = tables["cp_kinds"][spec.cp_kind]
+        sizes = context_widths(spec.cp_kind, spec.cp)
+        terms["cp_kind"] = tables["cp_kinds"][spec.cp_kind if 1 in sizes else _MIXED]
+        terms |= {"cp_sizes": list(sizes)} if 1 not in sizes else {}
     if model.moe is not None:
         terms |= {"ep": spec.ep, "expert_tp": spec.etp or spec.tp}
+        terms["dispatcher"] = tables["dispatchers"][spec.strategy.dispatcher]
     terms |= {
         "micro_batch": spec.micro_batch,
         "global_batch": spec.global_batch,
@@ -244,12 +252,23 @@ def _even_stages(request: Request) -> Terms:
     return {"layout": "E" + "|".join(f"t*{count}" if count else "" for count in counts) + "L"}
 
 
+_OFFLOADED: Mapping[str, Any] = {
+    "offload": True,
+    "offload_share": 1.0,
+    "offload_overlap": True,
+    "offload_precise": True,  # required by the two before
+}
+"""Terms of an optimiser whose state the host has and updates."""
+
+
 def _sharding(request: Request) -> Terms:
     spec = request.spec
     experts = spec.tp * spec.cp * spec.dp // ((spec.etp or spec.tp) * spec.ep)  # copies of each
     if spec.dp * spec.cp == 1 and (experts == 1 or request.model.moe is None):
-        return {}
+        return {"zero_1": True, **_OFFLOADED} if spec.offload_optimizer else {}
     terms: Terms = {"overlap_gradients": True}
+    if spec.offload_optimizer and spec.zero == 1:
+        terms |= _OFFLOADED
     if spec.zero:
         terms |= {"zero_1": True, "overlap_weights": True}
     if request.hybrid:
@@ -269,6 +288,8 @@ def _recompute(request: Request) -> tuple[Terms, bool]:
         return {}, True
     if modes == {"full"}:
         return full, True
+    if (count := request.offloaded_blocks) is not None:
+        return {"offload_layers": count, "offload_on": True}, True
     if request.full_blocks is not None:
         return {**full, "recompute_method": "block", "recompute_layers": request.full_blocks}, True
     modules = _modules(request.model, next(iter(modes))) if len(modes) == 1 else None
@@ -310,7 +331,7 @@ def read_megatron(
     for key, name in names.names.items():
         if name in options:
             words: list[Any] = options[name] or ["" if key in _WHOLE else True]
-            terms[key] = _term(key, name, words if key == "recompute_modules" else words[0])
+            terms[key] = _term(key, name, words if key in _LISTS else words[0])
     unused = [name for name in options if name not in names.names.values()]
     return _fields(terms, model, devices, names), not_used(unused)
 
@@ -349,7 +370,7 @@ def _term(key: str, name: str, value: Any) -> Any:
         return whole_number(name, value)
     if str(value).lower() in ("true", "false"):
         return str(value).lower() == "true"
-    if key == "recompute_modules" and isinstance(value, str):
+    if key in _LISTS and isinstance(value, str):
         return [word.strip(" '\"") for word in value.strip("[]").split(",")]
     return value
 
@@ -388,9 +409,11 @@ def _fields(
         "pp": pp,
         "cp": cp,
         "dp": dp,
-        "cp_kind": _read_cp_kind(terms, model, cp),
+        "cp_kind": _read_cp_kind(terms, model, cp, names),
         "ep": terms.get("ep", 1),
         "etp": None if expert_tp == tp else expert_tp,
+        "dispatcher": _read_dispatcher(terms, names),
+        "offload_optimizer": _read_offload(terms, names),
         "micro_batch": micro_batch,
         "global_batch": terms.get("global_batch", dp * micro_batch),
         "seq": terms.get("seq"),
@@ -453,12 +476,39 @@ def _uneven_ends(terms: Terms, blocks: int, pp: int, vpp: int, names: FlagNames)
     return stage_sizes([per_stage[k % pp] // vpp for k in range(pp * vpp)])
 
 
-def _read_cp_kind(terms: Terms, model: TransformerModel, cp: int) -> str:
+def _read_cp_kind(terms: Terms, model: TransformerModel, cp: int, names: FlagNames) -> str:
     """Return how context-parallel devices exchange keys and values; a ring by default."""
     if cp == 1:
         return "all-gather"
     word = str(terms.get("cp_kind", "p2p" if model.attention == "flash" else "allgather"))
-    return str(flag_names("megatron").meaning("cp_kinds", "cp_kind", word))
+    kind = str(flag_names("megatron").meaning("cp_kinds", "cp_kind", word))
+    if kind != _MIXED:
+        return kind
+    sizes = [whole_number(names["cp_sizes"], size) for size in terms.get("cp_sizes") or []]
+    if len(sizes) != 2 or sizes[0] * sizes[1] != cp:
+        raise InvalidInputError(
+            f"{names['cp_sizes']}: {sizes} is not accepted with {names['cp_kind']} {word}; "
+            f"expected two numbers whose product is {names['cp']}, {cp}"
+        )
+    mixed = kind.replace("N", str(sizes[0]))
+    return mixed if 1 not in sizes else "ring" if sizes[0] == 1 else "ulysses"
+
+
+def _read_offload(terms: Terms, names: FlagNames) -> bool:
+    """Return whether the host has the optimiser's state, all or nothing of it."""
+    share = str(terms.get("offload_share", 1.0))
+    if terms.get("offload") and share not in ("1.0", "1"):
+        raise not_accepted(names["offload_share"], share, "1.0: all state is in the host's memory")
+    return bool(terms.get("offload"))
+
+
+def _read_dispatcher(terms: Terms, names: FlagNames) -> str:
+    """Return how rows reach experts; by default they are sent in Bridge, else gathered."""
+    default = "alltoall" if names.format == "bridge" else "allgather"
+    word = str(terms.get("dispatcher", default))
+    if terms.get("ep", 1) == 1 or word == "flex":
+        return "all-to-all"
+    return str(flag_names("megatron").meaning("dispatchers", "dispatcher", word))
 
 
 def _read_sharding(terms: Terms, dp: int, names: FlagNames) -> dict[str, int | None]:
@@ -476,6 +526,8 @@ def _read_sharding(terms: Terms, dp: int, names: FlagNames) -> dict[str, int | N
 
 
 def _read_recompute(terms: Terms, model: TransformerModel, names: FlagNames) -> str:
+    if terms.get("offload_layers"):
+        return f"offload:{terms['offload_layers']}"
     kind = terms.get("recompute") or ("selective" if terms.get("recompute_selective") else None)
     if kind is None:
         return "none"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar
 
+from phaze_fast.opgraph import context_widths
 from phaze_fast.planning import Plan
 from phaze_fast.planning.sizes import StrategySizes
 from phaze_fast.planning.training import block_mode, recompute_code
@@ -27,7 +28,8 @@ class Ranks:
     """Ranks of a plan: tensor groups are adjacent, then context groups, then the rest."""
 
     KINDS: ClassVar = (
-        *("tensor", "expert-tensor", "context", "expert", "data", "expert-data", "copies"),
+        *("tensor", "expert-tensor", "context", "context-heads", "context-ring", "expert"),
+        *("expert-mesh", "data", "expert-data", "copies"),
     )
     """Kinds of groups that communicate."""
     plan: Plan
@@ -66,15 +68,24 @@ class Ranks:
         place
             Place of a rank.
         kind
-            ``tensor``, ``expert-tensor`` (ranks that split an expert), ``context``, ``expert``,
-            ``data`` (ranks with the same weights that shard their state), ``expert-data`` (the same
-            for experts) or ``copies`` (ranks with the same shard of state).
+            ``tensor``, ``expert-tensor`` (ranks that split an expert), ``context``,
+            ``context-heads`` and ``context-ring`` (its parts where kinds are mixed), ``expert``,
+            ``expert-mesh`` (ranks that have one copy of the experts), ``data`` (ranks with the
+            same weights that shard their state), ``expert-data`` (the same for experts) or
+            ``copies`` (ranks with the same shard of state).
         """
         plan, t, c, d, s = self.plan, place.tensor, place.context, place.replica, place.stage
         if kind == "tensor":
             return tuple(self.rank(k, c, d, s) for k in range(plan.tp))
-        if kind == "context":
-            return tuple(self.rank(t, k, d, s) for k in range(plan.cp))
+        if kind.startswith("context"):
+            inside = context_widths(plan.cp_kind, plan.cp)[0]
+            first = c - c % inside
+            parts = {
+                "context": range(plan.cp),
+                "context-heads": range(first, first + inside),
+                "context-ring": range(c % inside, plan.cp, inside),
+            }
+            return tuple(self.rank(t, k, d, s) for k in parts[kind])
         if kind == "copies":
             return tuple(self.rank(t, c, r, s) for r in range(d % plan.shard, plan.dp, plan.shard))
         begin, end = d - d % plan.shard, d - d % plan.shard + plan.shard
@@ -93,6 +104,8 @@ class Ranks:
         own = place.tensor + plan.tp * place.context + inner * place.replica
         if kind == "expert-tensor":
             devices = range(own - own % width, own - own % width + width)
+        elif kind == "expert-mesh":
+            devices = range(own - own % copy, own - own % copy + copy)
         elif kind == "expert":
             first = own - own % copy
             devices = range(first + own % width, first + copy, width)

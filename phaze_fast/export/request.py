@@ -285,6 +285,16 @@ class Request:
         return number if not partial and most <= number else None
 
     @property
+    def offloaded_blocks(self) -> int | None:
+        """Number n, if the first n blocks of the only chunk are offloaded and others store all.
+
+        Some blocks are not (Megatron-Core offloads fewer layers than a model has).
+        """
+        if len(self.chunks) > 1 or self.modes != {"offload", "none"}:
+            return None
+        return self._modes(self.chunks[0])["offload"]
+
+    @property
     def world(self) -> tuple[int, int]:
         """Number of nodes, and devices used per node."""
         devices, node = self.spec.devices, self.node_devices

@@ -4,6 +4,7 @@ from phaze_fast.hardware import presets as presets
 from phaze_fast.hardware.chip import Accelerator as Accelerator
 from phaze_fast.hardware.chip import Buffer as Buffer
 from phaze_fast.hardware.chip import Hbm as Hbm
+from phaze_fast.hardware.chip import Host as Host
 from phaze_fast.hardware.chip import Links as Links
 from phaze_fast.hardware.chip import TensorCore as TensorCore
 from phaze_fast.hardware.chip import VectorCore as VectorCore

@@ -86,6 +86,9 @@ class TensorCore(Record):
     """Local buffer of one array; by default max(1 KiB, width x depth x 16 B), as in PHAZE."""
     rates: FrozenDict[Dtype, Rate] = FrozenDict({"bf16": 1.0, "fp16": 1.0})
     """Multiply-accumulates per cycle in each format, relative to bf16."""
+    sum_bytes: Literal[2, 4] = 4
+    """Bytes of a partial sum: 4 in fp32, which training needs (sums of thousands of products in
+    bf16 lose the small ones: Wang et al., NeurIPS 2018, arXiv:1812.08011)."""
     sparsity: StructuredSparsity | None = None
     """Zeros among the weights that the cores skip; absent: they multiply all of them."""
 
@@ -122,6 +125,12 @@ class Buffer(Record):
     """Capacity; 0 if a chip has only local buffers."""
     bytes_per_cycle: Quantity
     """Bandwidth of all ports together, bytes per clock cycle."""
+    strip_depth: Count = 64
+    """Elements of a row that stream from HBM through the buffer at a time: 128 bytes in bf16, two
+    bursts of an HBM channel (JESD235D: 64 bytes)."""
+    copies: Annotated[int, Field(ge=2, le=8)] = 2
+    """Strips and tiles of each kind in the buffer at once; with 2, one arrives while the other is
+    read. Fewer is not accepted: times assume that HBM and cores work at the same time."""
     port_bytes_per_cycle: Quantity = 0.0
     """Width of one core's port; 0, the default, is as wide as the edges of its array: one bf16
     value per row and column."""
@@ -137,6 +146,26 @@ class Hbm(Record):
     """Peak bandwidth of all stacks together."""
     stacks: Count = 1
     """Number of 1,024-bit stacks, each with its PHY and controller."""
+    adder_bytes: Literal[2, 4] | None = None
+    """Width of adders beside its banks, which take partial sums of products that do not fit the
+    buffer: these are written, not read back. HBM-PIM has adders of FP16 (Lee et al., ISCA 2021,
+    doi:10.1109/ISCA52012.2021.00013). Absent: none."""
+
+
+class StackedDram(Record):
+    """DRAM stacked on the logic, between the shared buffer and the HBM.
+
+    Tiles of products and of fused groups are taken from HBM into it, and from it into the buffer.
+    """
+
+    what: ClassVar[str] = "stacked"
+    capacity_bytes: Bytes
+    """Capacity; more than the buffer's."""
+    bandwidth_bytes_per_s: Bandwidth
+    """Bandwidth to the logic; more than the HBM's."""
+    byte_j: Quantity = 30e-12
+    """Joules of a byte: 3.7 pJ per bit, the DRAM layers of a Hybrid Memory Cube (Jeddeloh and
+    Keeth, VLSI Technology 2012)."""
 
 
 class Links(Record):
@@ -158,6 +187,16 @@ class DieToDie(Record):
     byte_j: Quantity = 4e-12
     """Joules of a byte: 0.5 pJ per bit, UCIe 1.0's figure for standard packages (Das Sharma et al.,
     IEEE TCPMT 2022)."""
+
+
+class Host(Record):
+    """The share of one chip in the host that it is plugged into."""
+
+    what: ClassVar[str] = "host"
+    link_bytes_per_s: Bandwidth
+    """Bandwidth of its link to the host in one direction; both directions may be used at once."""
+    memory_bytes_per_s: Bandwidth
+    """Its share of the bandwidth of the host's memory."""
 
 
 FIELD_COLUMNS = {
@@ -207,12 +246,16 @@ class Accelerator(Record):
     """Shared on-chip memory."""
     hbm: Hbm | None = None
     """Off-chip memory in the package; absent on chips that have only SRAM."""
+    stacked: StackedDram | None = None
+    """DRAM between buffer and HBM; absent: none."""
     links: Links | None = None
     """SerDes links of the interconnect, whose area and power are counted where they are given."""
     dies: Count = 1
     """Number of dies into which the logic is divided."""
     die_to_die: DieToDie | None = None
     """Links between the dies; absent: they do not limit the shared buffer, and cost no energy."""
+    host: Host | None = None
+    """Its share of the host; absent: a plan keeps nothing in the host's memory."""
     launch_latency_s: Seconds = 0.0
     """Fixed cost of starting one operator."""
     tuning: Tuning = Tuning()
@@ -234,11 +277,35 @@ class Accelerator(Record):
     def _check(self) -> Self:
         if self.buffer.capacity_bytes > 0 and self.buffer.bytes_per_cycle <= 0:
             raise ValueError("buffer.bytes_per_cycle: 0 is not accepted; expected a number > 0")
+        if self.hbm is not None and self.hbm.adder_bytes not in (None, self.tensor_core.sum_bytes):
+            raise ValueError(
+                f"hbm.adder_bytes: {self.hbm.adder_bytes} is not accepted; expected the "
+                f"{self.tensor_core.sum_bytes} bytes of tensor_core.sum_bytes"
+            )
+        if self.stacked is not None:
+            self._check_stacked(self.stacked)
         if self.die_to_die is not None and self.dies == 1:
             raise ValueError("die_to_die: not accepted for one die; expected dies of 2 or more")
         if self.die_to_die is not None and self.buffer.capacity_bytes == 0:
             raise ValueError("die_to_die: not accepted without a buffer that the dies share")
         return self
+
+    def _check_stacked(self, stacked: StackedDram) -> None:
+        if self.hbm is None:
+            raise ValueError("stacked: not accepted without hbm; expected it as the hbm itself")
+        for name, own, least in (
+            ("capacity_bytes", stacked.capacity_bytes, self.buffer.capacity_bytes),
+            (
+                "bandwidth_bytes_per_s",
+                stacked.bandwidth_bytes_per_s,
+                self.hbm.bandwidth_bytes_per_s,
+            ),
+        ):
+            if own <= least:
+                raise ValueError(
+                    f"stacked.{name}: {own:g} is not accepted; expected more than {least:g} of the "
+                    f"{'buffer' if name == 'capacity_bytes' else 'hbm'}"
+                )
 
     def peak_flops(self, dtype: Dtype = "bf16") -> float:
         """Dense matrix FLOP/s with every core busy, one multiply-accumulate counting as two.
@@ -275,6 +342,25 @@ class Accelerator(Record):
             return self.hbm
         size, rate = memory_of_records(chip_records([self]))
         return Hbm(capacity_bytes=int(size[0]), bandwidth_bytes_per_s=float(rate[0]))
+
+    @property
+    def load_clock_share(self) -> float:
+        """Share of its clock at which the chip stays below its power limit under long products.
+
+        The rate that measurements show then (`tuning.sustained_flops`), over that of its cores at
+        the full clock: a limit slows products by lowering the clock, and the voltage with it.
+
+        Examples
+        --------
+        >>> from phaze_fast.hardware import presets
+        >>> round(presets.chip("h100").load_clock_share, 2), presets.chip("tpuv4").load_clock_share
+        (0.93, 1.0)
+        """
+        tuning = self.tuning
+        if tuning.sustained_flops is None or "bf16" not in self.tensor_core.rates:
+            return 1.0
+        full = self.peak_flops() * tuning.clock_factor * tuning.efficiency
+        return min(1.0, tuning.sustained_flops / full)
 
     @property
     def calibration(self) -> Calibration:

@@ -243,10 +243,32 @@ class EnergyTable(Record):
     """Control of one tensor core in one cycle, shared among the products of the cycle."""
     die_byte_j: Quantity = 0.0
     """One byte from one die of a package to another."""
+    stacked_byte_j: Quantity = 0.0
+    """One byte to or from DRAM stacked on the logic."""
     hbm_stack_w: Quantity = 0.0
     """Refresh, PHY and controller of one stack of HBM that moves nothing, watts."""
     sources: tuple[str, ...]
     """Where the figures come from, term by term."""
+
+    def at_clock(self, share: float) -> EnergyTable:
+        """Return the table at a share of the rated clock, and at the voltage which that needs.
+
+        Switching takes energy by the square of the voltage, leakage power by the voltage
+        (`PowerModel`); HBM and links have clocks and voltages of their own.
+
+        Examples
+        --------
+        >>> table = energy_table("7nm")
+        >>> table.at_clock(1.0) == table, table.at_clock(0.5).mac_j < 0.6 * table.mac_j
+        (True, True)
+        """
+        if share == 1.0:
+            return self
+        swing = PowerModel().voltage_share(share)
+        scaled = {name: getattr(self, name) * swing**2 for name in (*_SCALED, "core_cycle_j")}
+        scaled["clock_j_per_mm2"] = self.clock_j_per_mm2 * share * swing**2
+        scaled["static_w_per_mm2"] = self.static_w_per_mm2 * swing
+        return self.replace(**scaled)
 
     def to_record(self) -> np.ndarray[Any, Any]:
         """Return the table as the one-row record the kernels take."""
@@ -474,10 +496,11 @@ class PowerModel(Record):
             raise not_accepted("least_volts_at", self.least_volts_at, "a share between 0 and 1")
         return self
 
-    def _volts(self, share: Any) -> Any:
-        """Voltage required by one share of the rated clock, or by an array of shares."""
+    def voltage_share(self, share: Any) -> Any:
+        """Voltage that a share of the rated clock needs, or an array of shares, over the rated."""
         fraction = np.maximum(0.0, (share - self.least_volts_at) / (1.0 - self.least_volts_at))
-        return self.least_volts + fraction * (self.volts - self.least_volts)
+        volts = self.least_volts + fraction * (self.volts - self.least_volts)
+        return volts / self.volts
 
     def watts(
         self,
@@ -495,7 +518,7 @@ class PowerModel(Record):
 
     def _watts(self, parts: tuple[Array, Array, Array], shares: Array | float) -> Array:
         dynamic, leakage, fixed = parts
-        swing = self._volts(shares) / self.volts
+        swing = self.voltage_share(shares)
         watts: Array = dynamic * shares * swing**2 + leakage * swing + fixed
         return watts
 

@@ -12,8 +12,8 @@ from phaze_fast.memory.footprint import Footprint as Footprint
 from phaze_fast.memory.footprint import Pipeline as Pipeline
 from phaze_fast.memory.footprint import ScheduleName as ScheduleName
 from phaze_fast.memory.footprint import check_chunks as check_chunks
-from phaze_fast.memory.footprint import context_bytes as context_bytes
 from phaze_fast.memory.footprint import copied_state_bytes as copied_state_bytes
+from phaze_fast.memory.footprint import exchange_bytes as exchange_bytes
 from phaze_fast.memory.footprint import footprint as footprint
 from phaze_fast.memory.footprint import footprint_batch as footprint_batch
 from phaze_fast.memory.footprint import layer_state_bytes as layer_state_bytes

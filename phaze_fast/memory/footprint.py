@@ -16,7 +16,7 @@ from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.memory.optimizer import Optimizer, optimizer
 from phaze_fast.models import TransformerModel
-from phaze_fast.opgraph import GROUPS, Layer, LayerGraph
+from phaze_fast.opgraph import GROUPS, Layer, LayerGraph, context_widths
 from phaze_fast.records import Count, Record
 from phaze_fast.software import FRAGMENTATION
 from phaze_fast.tables import Array
@@ -268,24 +268,31 @@ def _buffers(graph: LayerGraph, pipeline: Pipeline) -> float:
     strategy, share = graph.strategy, graph.message_bytes
     split = strategy.sequence_parallel and strategy.tp > 1
     whole = share * strategy.tp * split
-    return whole + context_bytes(graph) + 2.0 * share * (pipeline.pp > 1)
+    return whole + exchange_bytes(graph) + 2.0 * share * (pipeline.pp > 1)
 
 
-def context_bytes(graph: LayerGraph) -> float:
-    """Return the bytes of a layer's buffers for context parallelism.
+def exchange_bytes(graph: LayerGraph) -> float:
+    """Return the bytes of a layer's buffers for context parallelism, and for rows of experts.
 
     With all-gather they contain keys, values and their gradients; with a ring the blocks in use and
-    those being received; with ulysses the send buffer.
+    those being received; with ulysses the send buffer; with the last two mixed both.
     """
-    s, largest = graph.strategy, 0.0
-    if s.cp == 1:
-        return largest
-    times = {"all-gather": 2.0, "ring": 4.0 / s.cp, "ulysses": 1.0}
-    for layer in graph.layers:
-        ops = layer.forward.ops
-        own = ops["payload_bytes"][ops["group"] == GROUPS.index("context")]
-        largest = max(largest, float(own.max(initial=0.0)))
-    return times[s.cp_kind] * largest
+    s = graph.strategy
+    if s.cp == 1 and s.dispatcher == "all-to-all":
+        return 0.0
+    groups = context_widths(s.cp_kind, s.cp)[1]
+    whole = {"all-gather": 2.0, "ring": 4.0 / groups}.get(s.cp_kind, 1.0)
+    times = {
+        "context": whole,
+        "context-heads": 1.0,
+        "context-ring": 4.0 / groups,
+        "expert-mesh": 1.0,
+    }
+    forward, total = [layer.forward.ops for layer in graph.layers], 0.0
+    for name, factor in times.items():
+        sent = [ops["payload_bytes"][ops["group"] == GROUPS.index(name)] for ops in forward]
+        total += factor * max(float(own.max(initial=0.0)) for own in sent)
+    return total
 
 
 def stage_rows(

@@ -115,8 +115,8 @@ def _write_kinds(sizes: Array, layout: Any, strategy: Any, training: Any, kinds:
             parameters, sizes[k]["expert_parameters"], sizes[k]["frozen_parameters"],
             sizes[k]["frozen_experts"], sizes[k]["packed_parameters"], sizes[k]["packed_bytes"],
             sizes[k]["more_state_bytes"], sizes[k]["copy_bytes"], shards, ep, zero,
-            training["weight_bytes"], training["gradient_bytes"], training["state_bytes"],
-            state.ctypes,
+            training["weight_bytes"], training["gradient_bytes"],
+            training["state_bytes"] * (1.0 - sizes[k]["host_state"]), state.ctypes,
         )  # fmt: skip
         late = state[1] if training["late_gradients"] else 0.0
         kinds[k, _STATE] = (state[0] + (state[1] - late) + state[2]) + state[3]

@@ -100,68 +100,37 @@ class Optimizer(Record):
         return products
 
 
+_SIZES = ("weight_bytes", "gradient_bytes", "state_bytes", "vector_state_bytes", "factor_bytes")
 OPTIMIZERS = {
-    spec.name: spec
-    for spec in (
+    name: Optimizer(
+        name=name,
+        newton_schulz_steps=5 if name.startswith("muon") else None,
+        **dict(zip(_SIZES, sizes, strict=False)),
+    )
+    for name, *sizes in (
         # bf16 weights, fp32 master weights and two fp32 moments (ZeRO, SC 2020: 16 with 2-byte
         # gradients; Megatron-LM accumulates them in fp32: 18).
-        Optimizer(name="adam", weight_bytes=2.0, gradient_bytes=4.0, state_bytes=12.0),
-        Optimizer(name="adam-bf16-grad", weight_bytes=2.0, gradient_bytes=2.0, state_bytes=12.0),
-        Optimizer(name="adam-bf16", weight_bytes=2.0, gradient_bytes=2.0, state_bytes=4.0),
-        Optimizer(name="adam-fp32", weight_bytes=4.0, gradient_bytes=4.0, state_bytes=8.0),
+        ("adam", 2.0, 4.0, 12.0),
+        ("adam-bf16-grad", 2.0, 2.0, 12.0),
+        ("adam-bf16", 2.0, 2.0, 4.0),
+        ("adam-fp32", 4.0, 4.0, 8.0),
         # fp32 weights that layers read in bf16, whose gradients are bf16 until the optimiser.
-        Optimizer(
-            name="adam-fp32-bf16-grad", weight_bytes=4.0, gradient_bytes=2.0, state_bytes=8.0
-        ),
+        ("adam-fp32-bf16-grad", 4.0, 2.0, 8.0),
         # Two moments of one byte, without master weights.
-        Optimizer(
-            name="adam-8bit",
-            weight_bytes=2.0,
-            gradient_bytes=2.0,
-            state_bytes=2.0 * (1.0 + 4.0 / _BLOCK),
-            vector_state_bytes=8.0,
-        ),
+        ("adam-8bit", 2.0, 2.0, 2.0 * (1.0 + 4.0 / _BLOCK), 8.0),
         # One fp32 number per row and column of a matrix (Shazeer and Stern 2018, arXiv:1804.04235).
-        Optimizer(
-            name="adafactor",
-            weight_bytes=2.0,
-            gradient_bytes=4.0,
-            state_bytes=4.0,
-            vector_state_bytes=8.0,
-            factor_bytes=4.0,
-        ),
-        Optimizer(
-            name="adafactor-bf16",
-            weight_bytes=2.0,
-            gradient_bytes=2.0,
-            state_bytes=0.0,
-            vector_state_bytes=2.0,
-            factor_bytes=2.0,
-        ),
+        ("adafactor", 2.0, 4.0, 4.0, 8.0, 4.0),
+        ("adafactor-bf16", 2.0, 2.0, 0.0, 2.0, 2.0),
         # One moment (Chen et al. 2023, arXiv:2302.06675).
-        Optimizer(name="lion", weight_bytes=2.0, gradient_bytes=4.0, state_bytes=8.0),
-        Optimizer(name="lion-bf16", weight_bytes=2.0, gradient_bytes=2.0, state_bytes=2.0),
+        ("lion", 2.0, 4.0, 8.0),
+        ("lion-bf16", 2.0, 2.0, 2.0),
         # Momentum of matrices in blocks, AdamW for the rest.
-        Optimizer(
-            name="muon",
-            weight_bytes=2.0,
-            gradient_bytes=4.0,
-            state_bytes=8.0,
-            vector_state_bytes=12.0,
-            newton_schulz_steps=5,
-        ),
-        Optimizer(
-            name="muon-bf16",
-            weight_bytes=2.0,
-            gradient_bytes=2.0,
-            state_bytes=2.0,
-            vector_state_bytes=4.0,
-            newton_schulz_steps=5,
-        ),
-        Optimizer(name="sgd-momentum", weight_bytes=2.0, gradient_bytes=4.0, state_bytes=8.0),
-        Optimizer(name="sgd-momentum-bf16", weight_bytes=2.0, gradient_bytes=2.0, state_bytes=2.0),
-        Optimizer(name="sgd", weight_bytes=2.0, gradient_bytes=4.0, state_bytes=4.0),
-        Optimizer(name="sgd-bf16", weight_bytes=2.0, gradient_bytes=2.0, state_bytes=0.0),
+        ("muon", 2.0, 4.0, 8.0, 12.0),
+        ("muon-bf16", 2.0, 2.0, 2.0, 4.0),
+        ("sgd-momentum", 2.0, 4.0, 8.0),
+        ("sgd-momentum-bf16", 2.0, 2.0, 2.0),
+        ("sgd", 2.0, 4.0, 4.0),
+        ("sgd-bf16", 2.0, 2.0, 0.0),
     )
 }
 """Optimisers by name, in mixed precision unless the name says otherwise."""

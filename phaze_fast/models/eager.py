@@ -13,8 +13,9 @@ from typing import Any
 
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.models.compiled import code_of_class, compiled
-from phaze_fast.models.families import FAMILIES
+from phaze_fast.models.families import code_of
 from phaze_fast.models.graph_model import GraphModel, Kernels
+from phaze_fast.models.huggingface import architecture, architectures
 from phaze_fast.models.tape import Tape
 from phaze_fast.models.torch_import import GROUPED, layered
 from phaze_fast.models.transformer import TransformerModel
@@ -22,7 +23,7 @@ from phaze_fast.models.transformer import TransformerModel
 
 def _family(model: TransformerModel) -> str:
     family = "" if model.module is None else model.module.family
-    if family not in FAMILIES:
+    if family not in architectures():
         raise InvalidInputError(
             f"{model.name}: the operators of {family or 'a model without a module'} are not known; "
             "trace the module (phaze-fast trace), or use a software profile with fused kernels"
@@ -52,7 +53,7 @@ def record_model(
     tape = Tape(model.lora)
     with tape.module(""):
         blocks = range(model.layers) if layers is None else layers
-        loss = FAMILIES[_family(model)](tape, model, samples, blocks).forward()
+        loss = code_of(_family(model))(tape, model, samples, blocks).forward()
     tape.run_backward(loss)
     return tape
 
@@ -75,7 +76,7 @@ def layers_graph(
     small, large = record_model(model, 2, layers), record_model(model, 4, layers)
     steps: tuple[Any, Any] = (small, large)
     if kernels == "compiled":
-        steps = compiled(small, large, code=code_of_class(FAMILIES[_family(model)].__name__))
+        steps = compiled(small, large, code=code_of_class(code_of(_family(model)).__name__))
     images = {"sample": "image", "seq": 1} if model.patches is not None else {}
     graph = layered(model.name, *steps, small.modules, model.seq)
     return graph.replace(kernels=kernels, **images)
@@ -84,7 +85,7 @@ def layers_graph(
 def _graph(model: TransformerModel, kernels: Kernels) -> GraphModel:
     """Return the graph of a model; of many blocks that are alike, only the first and last run."""
     everything = range(model.layers)
-    if model.encoder_layers or FAMILIES[_family(model)].table_per_layer:
+    if model.encoder_layers or architecture(_family(model))["module"].get("table_per_layer"):
         return layers_graph(model, everything, kernels)  # blocks need more than the one before
     groups = _alike(model).values()
     run = sorted({at for group in groups for at in (*group[:2], *group[-2:])})

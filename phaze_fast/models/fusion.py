@@ -9,7 +9,7 @@ and share a tensor, as long as no kernel then waits for itself (torch/_inductor/
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from phaze_fast.models.decompose import LIBRARY, PARTIAL, PICKED, is_reduction
 from phaze_fast.models.recording import Array, Call
@@ -75,28 +75,23 @@ class Kernel:
     """One kernel: operators, the tensors it reads from memory, and those it writes."""
 
     calls: list[int]
-    reads: dict[int, list[Slot]] = field(default_factory=dict)
+    reads: dict[int, list[Slot]]
     """Tensors from outside, with every input that reads them."""
-    writes: list[Slot] = field(default_factory=list)
-    generated: bool = True
-    stored: list[int] = field(default_factory=list)
+    writes: list[Slot]
+    generated: bool
+    stored: list[int]
     """Operators whose results were fused, without those computed inside them."""
     largest: int = 0
     """Position in `stored` of the one with most elements."""
     place: int = 0
     """Operator in whose place it runs: its first one, or that of a kernel it waits for."""
-
-
-@dataclass
-class _Node(Kernel):
-    """A kernel as it grows: its elements and, if it reduces rows, the number of rows."""
-
     elements: int = 0
     rows: int = 0
+    """Number of rows if it reduces rows, else 0."""
     partial: bool = False
     """Whether it computes nothing but partial sums over rows."""
 
-    def fits(self, other: _Node) -> bool:
+    def fits(self, other: Kernel) -> bool:
         """Whether another runs over the same elements, or over one element for each row."""
         if len(self.stored) + len(other.stored) > _MOST_FUSED:
             return False
@@ -128,7 +123,7 @@ class Fusion:
         self._own = set(self._calls)
         self._expressions: dict[int, dict[int, list[Slot]]] = {}
         self._inlined: dict[int, list[int]] = {}
-        self._nodes: list[_Node] = []
+        self._nodes: list[Kernel] = []
         self._home: dict[int, int] = {}  # tensor in memory -> node that writes it
         self._of_tensor: dict[int, list[int]] = {}  # tensor -> generated nodes that read it
 
@@ -142,7 +137,7 @@ class Fusion:
                 for slot, tensor in enumerate(flow.reads[at]):
                     reads.setdefault(tensor, []).append((at, slot))
                 writes = [(at, slot) for slot in range(len(call.writes))]
-                self._place(_Node([at], reads, writes, False, [at]))
+                self._place(Kernel([at], reads, writes, False, [at]))
                 continue
             inputs, operators = self._expression(at)
             if self._is_stored(at, len(inputs)):
@@ -182,10 +177,10 @@ class Fusion:
                 return True
         return readers > 1 and reads > _MOST_READS_SHARED
 
-    def _node(self, at: int, inputs: dict[int, list[Slot]], operators: list[int]) -> _Node:
+    def _node(self, at: int, inputs: dict[int, list[Slot]], operators: list[int]) -> Kernel:
         call = self._flow.calls[at]
         writes = [(at, slot) for slot in range(len(call.writes))]
-        node = _Node(operators, inputs, writes, True, [at])
+        node = Kernel(operators, inputs, writes, True, [at])
         node.elements = max((array.elements for array in call.writes), default=1)
         if is_reduction(call):
             node.elements = max(array.elements for array in call.reads)
@@ -195,13 +190,13 @@ class Fusion:
 
     # ---- fusion ----
 
-    def _place(self, node: _Node) -> int:
+    def _place(self, node: Kernel) -> int:
         self._nodes.append(node)
         at = len(self._nodes) - 1
         self._register(node, at)
         return at
 
-    def _register(self, node: _Node, at: int) -> None:
+    def _register(self, node: Kernel, at: int) -> None:
         for call, slot in node.writes:
             self._home[self._flow.writes[call][slot]] = at
         if node.generated:
@@ -210,7 +205,7 @@ class Fusion:
                 if at not in readers:
                     readers.append(at)
 
-    def _fuse(self, node: _Node) -> None:
+    def _fuse(self, node: Kernel) -> None:
         """Add a node to the kernel with which it shares most bytes, or as a kernel of its own."""
         shared: dict[int, float] = {}
         for tensor in node.reads:
@@ -228,7 +223,7 @@ class Fusion:
                 return
         self._place(node)
 
-    def _waits(self, node: _Node, kernel: int) -> bool:
+    def _waits(self, node: Kernel, kernel: int) -> bool:
         """Whether a node needs the finished result of a kernel, or one that starts after it."""
         flow, last = self._flow, max(self._nodes[kernel].stored)
         seen: set[int] = set()
@@ -252,7 +247,7 @@ class Fusion:
                 waiting += [self._home[t] for t in self._nodes[at].reads if t in self._home]
         return False
 
-    def _merge(self, group: _Node, node: _Node) -> None:
+    def _merge(self, group: Kernel, node: Kernel) -> None:
         written = {self._flow.writes[call][slot] for call, slot in group.writes}
         for tensor, slots in node.reads.items():
             if tensor not in written:

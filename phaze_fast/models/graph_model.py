@@ -118,24 +118,18 @@ class SavedTensor(Record):
     """Whether it is sharded over tensor-parallel devices."""
 
 
-class HeldTensor(Record):
-    """A tensor that is allocated at the peak of a layer and is not stored for the backward pass."""
+class HeldTensor(SavedTensor):
+    """A tensor that is allocated at the peak of a layer and is not stored for the backward pass.
 
-    what: ClassVar[str] = "tensor"
-    name: str = Field(min_length=1)
-    """Operator that writes it; ``input``, or ``output gradient``, if another layer does."""
-    bytes: Quantity = 0.0
-    """Bytes per sample."""
-    fixed_bytes: Quantity = 0.0
-    """Bytes that do not depend on the number of samples."""
-    producer: _Position = -1
-    """Forward operator that writes it, or whose gradient does; -1: another layer."""
+    Its name is that of the operator that writes it; ``input``, or ``output gradient``, if another
+    layer does. Its producer is the forward operator that writes it, or whose gradient does; -1:
+    another layer.
+    """
+
     backward: bool = False
     """Whether the backward pass writes it."""
     gradient: bool = False
     """Whether it is the gradient of parameters of the layer."""
-    split: bool = False
-    """Whether it is sharded over tensor-parallel devices."""
 
 
 class LayerPeak(Record):
@@ -204,9 +198,7 @@ class GraphLayer(Record):
         return float(sum(op.flops for op in self.forward))
 
 
-def held_bytes(
-    tensor: SavedTensor | HeldTensor, samples: int, width: int = 1, rows: bool = False
-) -> float:
+def held_bytes(tensor: SavedTensor, samples: int, width: int = 1, rows: bool = False) -> float:
     """Return the bytes of a tensor on one device; arguments as `peak_bytes`.
 
     Examples
@@ -247,7 +239,7 @@ def peak_bytes(
     30.0
     """
     absent = frozenset(peak.absent)
-    tensors: list[SavedTensor | HeldTensor] = [*peak.tensors]
+    tensors: list[SavedTensor] = [*peak.tensors]
     tensors += [tensor for at, tensor in enumerate(layer.saved) if at not in absent]
     return float(sum(held_bytes(tensor, samples, width, rows) for tensor in tensors))
 

@@ -187,20 +187,27 @@ class Fields:
 # ---- architectures ----
 
 
-_SECTIONS = ("sizes", "flags", "choices", "given", "fixed", "requires", "experts", "latent")
+_SECTIONS = "sizes flags choices given fixed requires experts latent module"
 
 
 @cache
-def _entry(name: str) -> dict[str, Any]:
+def architecture(name: str) -> Mapping[str, Any]:
     """Return an entry of ``data/hf_architectures.yaml`` merged with those it inherits from."""
     own = dict(_data("hf_architectures.yaml")[name])
-    base = _entry(own.pop("like")) if "like" in own else {}
+    base = architecture(own.pop("like")) if "like" in own else {}
     unused = {*base.get("unused", ()), *own.get("unused", ())}
     for section in ("sizes", "flags"):  # overrides may read another field of the configuration
         for field in own.get(section, {}).keys() & base.get(section, {}).keys():
             unused.update(base[section][field].partition("=")[0].split())
-    merged = {s: {**base.get(s, {}), **own.get(s, {})} for s in _SECTIONS}
+    merged = {s: {**base.get(s, {}), **own.get(s, {})} for s in _SECTIONS.split()}
     return {**base, **own, **merged, "unused": unused, "hidden": own.get("hidden", False)}
+
+
+@cache
+def architectures() -> tuple[str, ...]:
+    """Return every ``model_type`` that has a reader and forward code."""
+    names = _data("hf_architectures.yaml")
+    return tuple(name for name in names if not architecture(name)["hidden"])
 
 
 def _read(f: Fields, entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -534,13 +541,12 @@ def _positions(
 
 def _record(data: Mapping[str, Any], source: str, name: str) -> TransformerModel:
     kind = data.get("model_type")
-    known = [n for n in _data("hf_architectures.yaml") if not _entry(n)["hidden"]]
-    if kind not in known:
+    if kind not in architectures():
         raise NotModelledError(
-            f"{source}: model_type: {kind!r} is not modelled; {nearest(str(kind), known)}"
+            f"{source}: model_type: {kind!r} is not modelled; {nearest(str(kind), architectures())}"
         )
-    fields = Fields(data, source)
-    built = _read(fields, _entry(kind))
+    fields, entry = Fields(data, source), architecture(kind)
+    built = _read(fields, entry)
     if kind in _FINISH:
         built |= _FINISH[kind](fields, built)
     if built.get("positions") == "rotary":
@@ -552,9 +558,9 @@ def _record(data: Mapping[str, Any], source: str, name: str) -> TransformerModel
         "dropouts": fields.dropouts,
         "settings": {
             name: fields.setting(name, default)
-            for name, default in _entry(kind).get("settings", {}).items()
+            for name, default in entry.get("settings", {}).items()
         },
-        **_positions(data, _entry(kind), built),
+        **_positions(data, entry, built),
     }
     fields.finish()
     window = built["seq"]

@@ -7,7 +7,7 @@ what they save are those of PyTorch's ``derivatives.yaml``, in the order of its 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,8 @@ from phaze_fast.models.tape import (
     viewed_strides,
 )
 
-Backward = Callable[[Tensor], Sequence[Tensor | None]]
+Formula = Callable[[], Tensor]
+"""Gradient of an input, to be computed where it is wanted."""
 _Needs = Sequence[tuple[int, Tensor]]
 """Tensors to save: number of the input whose gradient needs it, and the tensor."""
 
@@ -41,7 +42,7 @@ def _run(
     name: str,
     inputs: Sequence[Tensor | None],
     out: Tensor,
-    backward: Callable[[Node, Tensor], Sequence[Tensor | None]],
+    backward: Callable[[Tensor], Sequence[Tensor | None] | Mapping[int, Tensor | Formula]],
     *,
     reads: Sequence[Tensor] | None = None,
     others: Sequence[Tensor] = (),
@@ -56,7 +57,8 @@ def _run(
     inputs, out, others
         Its differentiable inputs, its first result and further ones.
     backward
-        Gradients of the inputs, given the node and the gradient of the first result.
+        Gradients of the inputs, given that of the first result; or by position, some of them as
+        formulas, of which those that are wanted run, in this order.
     reads
         Tensors it reads, if they are not the inputs.
     needs, keeps
@@ -66,16 +68,33 @@ def _run(
     node = tape.node(inputs, 1 + len(others))
     if node is not None:
         tape.save(node, *(x for at, x in needs if node.wants(at)))
-    tape.add(
-        name,
-        [x for x in inputs if x is not None] if reads is None else reads,
-        [out, *others],
-        **options,
-    )
+    read = [x for x in inputs if x is not None] if reads is None else reads
+    tape.add(name, read, [out, *others], **options)
     if node is not None:
         tape.save(node, *keeps)
-        _joined(node, [out], lambda gradients: backward(node, gradients[0]))
+        _joined(node, [out], lambda g: _computed(backward(g[0]), node))
     return out
+
+
+def _computed(
+    results: Sequence[Tensor | None] | Mapping[int, Tensor | Formula], node: Node
+) -> Sequence[Tensor | None]:
+    """Run the formulas of gradients that are wanted."""
+    if not isinstance(results, Mapping):
+        return results
+    gradients: list[Tensor | None] = [None] * len(node.edges)
+    for at, one in results.items():
+        if isinstance(one, Tensor):
+            gradients[at] = one
+        elif node.wants(at):
+            gradients[at] = one()
+    return gradients
+
+
+def _without(x: Tensor, at: int) -> tuple[Shape, Shape]:
+    """Shape and strides of a tensor without a dimension."""
+    shape, strides = ((*sizes[:at], *sizes[at + 1 :]) for sizes in (x.shape, x.strides))
+    return shape, strides
 
 
 # ---- views ----
@@ -147,8 +166,7 @@ def unsqueeze(x: Tensor, dim: int) -> Tensor:
 def squeeze(x: Tensor, dim: int) -> Tensor:
     """View without a dimension of one."""
     at = dim % len(x.shape)
-    shape, strides = ((*s[:at], *s[at + 1 :]) for s in (x.shape, x.strides))
-    return _as(x, shape, strides, lambda g: unsqueeze(g, at))
+    return _as(x, *_without(x, at), lambda g: unsqueeze(g, at))
 
 
 def expand(x: Tensor, *shape: int) -> Tensor:
@@ -167,7 +185,7 @@ def _cut(x: Tensor, shape: Shape, strides: Shape, name: str = "slice_backward") 
     """View of a part, whose gradient is written into zeros."""
 
     def backward(g: Tensor) -> Tensor:
-        whole = Tensor(g.tape, x.shape, g.dtype)
+        whole = g.new(*x.shape)
         g.tape.add(name, [g], [whole])
         return whole
 
@@ -190,9 +208,7 @@ def every_other(x: Tensor) -> Tensor:
 
 def select(x: Tensor, dim: int) -> Tensor:
     """View of one position of a dimension."""
-    at = dim % len(x.shape)
-    shape, strides = ((*s[:at], *s[at + 1 :]) for s in (x.shape, x.strides))
-    return _cut(x, shape, strides, "select_backward")
+    return _cut(x, *_without(x, dim % len(x.shape)), "select_backward")
 
 
 def split(x: Tensor, sizes: Sequence[int], dim: int = -1) -> list[Tensor]:
@@ -206,24 +222,23 @@ def _pieces(
     x: Tensor, shapes: Sequence[Shape], strides: Shape, join: Callable[[list[Tensor]], Tensor]
 ) -> list[Tensor]:
     """Return views of parts of a tensor, whose gradients are joined."""
-    tape = x.tape
-    outs = [Tensor(tape, shape, x.dtype, strides, x.storage) for shape in shapes]
+    outs = [Tensor(x.tape, shape, x.dtype, strides, x.storage) for shape in shapes]
 
     def backward(gradients: Gradients) -> list[Tensor]:
         pairs = zip(gradients, outs, strict=True)
         return [join([_zeros(out) if g is None else g for g, out in pairs])]
 
-    _joined(tape.node([x], len(outs)), outs, backward)
+    _joined(x.tape.node([x], len(outs)), outs, backward)
     return outs
 
 
 def unbind(x: Tensor, dim: int) -> list[Tensor]:
     """Split into views of each position of a dimension."""
     at = dim % len(x.shape)
-    shape, strides = ((*s[:at], *s[at + 1 :]) for s in (x.shape, x.strides))
+    shape, strides = _without(x, at)
 
     def join(parts: list[Tensor]) -> Tensor:
-        whole = Tensor(x.tape, x.shape, x.dtype)
+        whole = x.new(*x.shape)
         x.tape.add("stack", parts, [whole])
         return whole
 
@@ -235,44 +250,40 @@ def unbind(x: Tensor, dim: int) -> list[Tensor]:
 
 def clone(x: Tensor, strides: Shape | None = None) -> Tensor:
     """Copy of a tensor."""
-    out = Tensor(x.tape, x.shape, x.dtype, strides or elementwise_strides(x.shape, [x]))
-    return _run("clone", [x], out, lambda _, g: [g])
+    out = x.new(*x.shape, strides=strides) if strides else x.alike()
+    return _run("clone", [x], out, lambda g: [g])
 
 
 def to(x: Tensor, dtype: str) -> Tensor:
     """Cast to a number format; the tensor itself if it has it."""
     if x.dtype == dtype:
         return x
-    out = Tensor(x.tape, x.shape, dtype, elementwise_strides(x.shape, [x]))
-    return _run("_to_copy", [x], out, lambda _, g: [g])  # the gradient is cast back
+    return _run("_to_copy", [x], x.alike(dtype), lambda g: [g])  # the gradient is cast back
 
 
 def cat(parts: Sequence[Tensor], dim: int) -> Tensor:
     """Join tensors along a dimension."""
-    at = dim % len(parts[0].shape)
-    sizes = [x.shape[at] for x in parts]
-    shape = (*parts[0].shape[:at], sum(sizes), *parts[0].shape[at + 1 :])
-    out = Tensor(parts[0].tape, shape, parts[0].dtype)
-    return _run("cat", parts, out, lambda _, g: split(g, sizes, at))
+    first = parts[0]
+    at, sizes = dim % len(first.shape), [x.shape[dim] for x in parts]
+    out = first.new(*first.shape[:at], sum(sizes), *first.shape[at + 1 :])
+    return _run("cat", parts, out, lambda g: split(g, sizes, at))
 
 
 def stack(parts: Sequence[Tensor]) -> Tensor:
     """Join tensors along a new last dimension."""
-    shape = (*parts[0].shape, len(parts))
-    out = Tensor(parts[0].tape, shape, parts[0].dtype)
-    return _run("stack", parts, out, lambda _, g: unbind(g, -1))
+    out = parts[0].new(*parts[0].shape, len(parts))
+    return _run("stack", parts, out, lambda g: unbind(g, -1))
 
 
 def embedding(table: Tensor, ids: Tensor) -> Tensor:
     """Rows of a table."""
-    tape = table.tape
-    out = Tensor(tape, (*ids.shape, table.shape[1]), table.dtype)
 
-    def backward(_: Node, g: Tensor) -> list[Tensor]:
-        gradient = Tensor(tape, table.shape, table.dtype)
-        tape.add("embedding_dense_backward", [g, ids], [gradient])
+    def backward(g: Tensor) -> list[Tensor]:
+        gradient = table.new(*table.shape)
+        table.tape.add("embedding_dense_backward", [g, ids], [gradient])
         return [gradient]
 
+    out = table.new(*ids.shape, table.shape[1])
     return _run("embedding", [table], out, backward, reads=[table, ids], needs=[(0, ids)])
 
 
@@ -302,99 +313,85 @@ def _times(one: Tensor, *others: Tensor, name: str = "mul") -> Tensor:
 def mul(a: Operand, b: Operand) -> Tensor:
     """Product."""
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
-        x = a if isinstance(a, Tensor) else b
-        assert isinstance(x, Tensor)
-        return _run("mul", [x], _result(x), lambda _, g: [_times(g)])
-
-    def backward(node: Node, g: Tensor) -> list[Tensor | None]:
-        second = _times(g, a) if node.wants(1) else None
-        first = _times(g, b) if node.wants(0) else None
-        return [first, second]
-
-    return _run("mul", [a, b], _result(a, b), backward, needs=[(0, b), (1, a)])
+        return _pointwise("mul", "mul", "", *_tensors(a, b))
+    return _run(
+        "mul", [a, b], _result(a, b),
+        lambda g: {1: lambda: _times(g, a), 0: lambda: _times(g, b)}, needs=[(0, b), (1, a)],
+    )  # fmt: skip
 
 
 def add(a: Operand, b: Operand, *, name: str = "add", inplace: bool = False) -> Tensor:
     """Sum."""
     tensors = _tensors(a, b)
-    out = _result(*tensors)
-    if inplace:
-        x = tensors[0]
-        out = Tensor(x.tape, x.shape, x.dtype, x.strides, x.storage)
-    return _run(name, tensors, out, lambda _, g: [g] * len(tensors))
+    out = tensors[0].overwritten() if inplace else _result(*tensors)
+    return _run(name, tensors, out, lambda g: [g] * len(tensors))
 
 
 def sub(a: Operand, b: Tensor) -> Tensor:
     """Difference; a number minus a tensor is PyTorch's ``rsub``."""
     if not isinstance(a, Tensor):
-        return _run("rsub", [b], _result(b), lambda _, g: [_times(g, name="neg")])
-    return _run("sub", [a, b], _result(a, b), lambda _, g: [g, _times(g, name="neg")])
+        return _pointwise("rsub", "neg", "", b)
+    return _run("sub", [a, b], _result(a, b), lambda g: [g, _times(g, name="neg")])
+
+
+def _of_divisor(g: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Gradient of the divisor of a quotient."""
+    quotient = _times(_times(a, b, name="div"), b, name="div")
+    return _times(_times(g, name="neg"), quotient)
 
 
 def div(a: Tensor, b: Operand) -> Tensor:
     """Quotient."""
     if not isinstance(b, Tensor):
-        return _run("div", [a], _result(a), lambda _, g: [_times(g, name="div")])
-    out = _result(a, b)
-
-    def backward(node: Node, g: Tensor) -> list[Tensor | None]:
-        second = None
-        if node.wants(1):
-            quotient = _times(_times(a, b, name="div"), b, name="div")
-            second = _times(_times(g, name="neg"), quotient)
-        return [_times(g, b, name="div") if node.wants(0) else None, second]
-
-    return _run("div", [a, b], out, backward, needs=[(0, b), (1, a), (1, b)])
-
-
-def neg(x: Tensor) -> Tensor:
-    """Negation."""
-    return _run("neg", [x], _result(x), lambda _, g: [_times(g, name="neg")])
+        return _pointwise("div", "div", "", a)
+    return _run(
+        "div", [a, b], _result(a, b),
+        lambda g: {1: lambda: _of_divisor(g, a, b), 0: lambda: _times(g, b, name="div")},
+        needs=[(0, b), (1, a), (1, b)],
+    )  # fmt: skip
 
 
 def power(x: Tensor) -> Tensor:
     """Power with a number as exponent."""
-
-    def backward(_: Node, g: Tensor) -> list[Tensor]:
-        return [_times(g, _times(_times(x, name="pow")))]
-
-    return _run("pow", [x], _result(x), backward, needs=[(0, x)])
+    return _run(
+        "pow", [x], _result(x), lambda g: [_times(g, _times(_times(x, name="pow")))],
+        needs=[(0, x)],
+    )  # fmt: skip
 
 
 def rsqrt(x: Tensor) -> Tensor:
     """Reciprocal of the square root."""
     out = _result(x)
 
-    def backward(_: Node, g: Tensor) -> list[Tensor]:
+    def backward(g: Tensor) -> list[Tensor]:
         cube = _times(out, name="pow")
         return [_times(_times(g), cube)]
 
     return _run("rsqrt", [x], out, backward, keeps=[out])
 
 
-def _pointwise(name: str, backward_name: str, keeps_result: bool, x: Tensor) -> Tensor:
-    """Element-wise function whose gradient needs its result, or its input."""
+def _pointwise(name: str, backward_name: str, kept: str, x: Tensor) -> Tensor:
+    """Element-wise function whose gradient needs its ``result``, its ``input`` or neither."""
     out = _result(x)
-    kept = out if keeps_result else x
-
-    def backward(_: Node, g: Tensor) -> list[Tensor]:
-        return [_times(g, kept, name=backward_name)]
-
-    if keeps_result:
-        return _run(name, [x], out, backward, keeps=[out])
-    return _run(name, [x], out, backward, needs=[(0, x)])
+    read = {"result": [out], "input": [x]}.get(kept, [])
+    needs = [(0, x)] if kept == "input" else []
+    return _run(
+        name, [x], out, lambda g: [_times(g, *read, name=backward_name)],
+        needs=needs, keeps=[] if needs else read,
+    )  # fmt: skip
 
 
-tanh = partial(_pointwise, "tanh", "tanh_backward", True)
-sigmoid = partial(_pointwise, "sigmoid", "sigmoid_backward", True)
-silu = partial(_pointwise, "silu", "silu_backward", False)
-gelu = partial(_pointwise, "gelu", "gelu_backward", False)  # as one operator
-relu = partial(_pointwise, "relu", "threshold_backward", True)
+neg = partial(_pointwise, "neg", "neg", "")
+tanh = partial(_pointwise, "tanh", "tanh_backward", "result")
+sigmoid = partial(_pointwise, "sigmoid", "sigmoid_backward", "result")
+silu = partial(_pointwise, "silu", "silu_backward", "input")
+gelu = partial(_pointwise, "gelu", "gelu_backward", "input")  # as one operator
+relu = partial(_pointwise, "relu", "threshold_backward", "result")
 
 
 def clamp(x: Tensor, both: bool = False) -> Tensor:
     """Limit values from above, or from both sides."""
-    return _run("clamp", [x], _result(x), lambda _, g: [_inside(x, g, both)], needs=[(0, x)])
+    return _run("clamp", [x], _result(x), lambda g: [_inside(x, g, both)], needs=[(0, x)])
 
 
 def _inside(x: Tensor, g: Tensor, both: bool) -> Tensor:
@@ -404,18 +401,16 @@ def _inside(x: Tensor, g: Tensor, both: bool) -> Tensor:
     inside = tape.elementwise("le", x, dtype="bool")
     if above is not None:
         inside = tape.elementwise("logical_and", above, inside)
-    zero = tape.created(Tensor(tape, (), g.dtype))
-    return tape.elementwise("where", inside, g, zero, dtype=g.dtype)
+    return tape.elementwise("where", inside, g, tape.created(g.new()), dtype=g.dtype)
 
 
 def clamped(x: Tensor) -> Tensor:
     """Limit values from both sides, in place; the gradient needs a copy of the values."""
-    tape = x.tape
-    node = tape.node([x])
+    node = x.tape.node([x])
     before = clone(x)
-    tape.save(node, before)
-    out = Tensor(tape, x.shape, x.dtype, x.strides, x.storage)
-    tape.add("clamp", [x], [out])
+    x.tape.save(node, before)
+    out = x.overwritten()
+    x.tape.add("clamp", [x], [out])
     _joined(node, [out], lambda gradients: [_inside(before, gradients[0], True)])
     return out
 
@@ -425,12 +420,11 @@ def dropout(x: Tensor, on: bool) -> Tensor:
     if not on:
         return x
     out = _result(x)
-    mask = Tensor(x.tape, x.shape, "bool", out.strides)
-
-    def backward(_: Node, g: Tensor) -> list[Tensor]:
-        return [_times(g, mask, name="native_dropout_backward")]
-
-    return _run("native_dropout", [x], out, backward, others=[mask], keeps=[mask])
+    mask = x.new(*x.shape, dtype="bool", strides=out.strides)
+    return _run(
+        "native_dropout", [x], out,
+        lambda g: [_times(g, mask, name="native_dropout_backward")], others=[mask], keeps=[mask],
+    )  # fmt: skip
 
 
 # ---- reductions ----
@@ -438,46 +432,30 @@ def dropout(x: Tensor, on: bool) -> Tensor:
 
 def mean(x: Tensor) -> Tensor:
     """Mean over the last dimension, which stays with size one."""
-    out = Tensor(x.tape, (*x.shape[:-1], 1), x.dtype)
-
-    def backward(_: Node, g: Tensor) -> list[Tensor]:
-        return [_times(expand(g, *x.shape), name="div")]
-
-    return _run("mean", [x], out, backward)
+    out = x.new(*x.shape[:-1], 1)
+    return _run("mean", [x], out, lambda g: [_times(expand(g, *x.shape), name="div")])
 
 
 def total(x: Tensor, dim: int = -1, keepdim: bool = True) -> Tensor:
     """Sum over a dimension."""
     at = dim % len(x.shape)
-    kept = (*x.shape[:at], 1, *x.shape[at + 1 :])
-    shape = kept if keepdim else (*x.shape[:at], *x.shape[at + 1 :])
-
-    def backward(_: Node, g: Tensor) -> list[Tensor]:
-        return [expand(g if keepdim else unsqueeze(g, at), *x.shape)]
-
-    return _run("sum", [x], Tensor(x.tape, shape, x.dtype), backward)
+    out = x.new(*x.shape[:at], *(1,) * keepdim, *x.shape[at + 1 :])
+    return _run("sum", [x], out, lambda g: [expand(g if keepdim else unsqueeze(g, at), *x.shape)])
 
 
 def softmax(x: Tensor, dtype: str = "", name: str = "_softmax") -> Tensor:
     """Softmax over the last dimension; with another number format, cast first."""
-    if dtype:
-        x = to(x, dtype)
-    out = Tensor(x.tape, x.shape, x.dtype, elementwise_strides(x.shape, [x]))
-
-    def backward(_: Node, g: Tensor) -> list[Tensor]:
-        return [_times(g, out, name=f"{name}_backward_data")]
-
-    return _run(name, [x], out, backward, keeps=[out])
+    x = to(x, dtype or x.dtype)
+    out, back = x.alike(), f"{name}_backward_data"
+    return _run(name, [x], out, lambda g: [_times(g, out, name=back)], keeps=[out])
 
 
 def safe_softmax(x: Tensor) -> Tensor:
     """Softmax over the last dimension, zero in rows where everything is masked."""
-    tape = x.tape
-    out = Tensor(tape, x.shape, x.dtype)
-    formats = {1: "bool", 4: "float32"}
+    tape, out, formats = x.tape, x.new(*x.shape), {1: "bool", 4: "float32"}
     node = tape.node([x])
     for name, reads, writes in recording.safe_softmax(
-        x, out, lambda shape, item_bytes: Tensor(tape, shape, formats[item_bytes])
+        x, out, lambda shape, item_bytes: x.new(*shape, dtype=formats[item_bytes])
     ):
         tape.add(name, reads, writes)
     tape.save(node, out)
@@ -487,33 +465,29 @@ def safe_softmax(x: Tensor) -> Tensor:
 
 def layer_norm(x: Tensor, gain: Tensor | None, shift: Tensor | None) -> Tensor:
     """Layer norm over the last dimension, one kernel with statistics in fp32."""
-    tape = x.tape
-    out = Tensor(tape, x.shape, x.dtype)
-    rows = (*x.shape[:-1], 1)
-    statistics = [Tensor(tape, rows, "float32") for _ in range(2)]
-    weights = _tensors(*(w for w in (gain, shift) if w is not None))
+    statistics = [x.new(*x.shape[:-1], 1, dtype="float32") for _ in range(2)]
+    weights = [w for w in (gain, shift) if w is not None]
 
-    def backward(_: Node, g: Tensor) -> list[Tensor | None]:
-        results = [Tensor(tape, one.shape, one.dtype) for one in (x, *weights)]
-        tape.add("native_layer_norm_backward", [g, x, *statistics, *weights], results)
+    def backward(g: Tensor) -> list[Tensor | None]:
+        results = [one.new(*one.shape) for one in (x, *weights)]
+        x.tape.add("native_layer_norm_backward", [g, x, *statistics, *weights], results)
         pair = iter(results[1:])
         return [results[0], *(None if w is None else next(pair) for w in (gain, shift))]
 
     return _run(
-        "native_layer_norm", [x, gain, shift], out, backward,
+        "native_layer_norm", [x, gain, shift], x.new(*x.shape), backward,
         others=statistics, needs=[(0, one) for one in (x, *weights)], keeps=statistics,
     )  # fmt: skip
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean loss of rows of logits."""
-    tape = logits.tape
     scores = softmax(logits, name="_log_softmax")
-    loss, weight = Tensor(tape, (), scores.dtype), Tensor(tape, (), scores.dtype)
+    loss, weight = scores.new(), scores.new()
 
-    def backward(_: Node, g: Tensor) -> list[Tensor]:
-        gradient = Tensor(tape, scores.shape, scores.dtype)
-        tape.add("nll_loss_backward", [g, scores, labels, weight], [gradient])
+    def backward(g: Tensor) -> list[Tensor]:
+        gradient = scores.new(*scores.shape)
+        scores.tape.add("nll_loss_backward", [g, scores, labels, weight], [gradient])
         return [gradient]
 
     return _run(
@@ -531,13 +505,11 @@ def _column_major(x: Tensor) -> bool:
 
 def mm(a: Tensor, b: Tensor) -> Tensor:
     """Product of two matrices."""
-    out = Tensor(a.tape, (a.shape[0], b.shape[1]), a.dtype)
-
-    def backward(node: Node, g: Tensor) -> list[Tensor | None]:
-        second = _mm_right(g, a, b) if node.wants(1) else None
-        return [_mm_left(g, a, b) if node.wants(0) else None, second]
-
-    return _run("mm", [a, b], out, backward, needs=[(0, b), (1, a)])
+    return _run(
+        "mm", [a, b], a.new(a.shape[0], b.shape[1]),
+        lambda g: {1: lambda: _mm_right(g, a, b), 0: lambda: _mm_left(g, a, b)},
+        needs=[(0, b), (1, a)],
+    )  # fmt: skip
 
 
 def _mm_left(g: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -550,35 +522,30 @@ def _mm_right(g: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 def addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Product of two matrices plus a bias of its rows."""
-    out = Tensor(a.tape, (a.shape[0], b.shape[1]), a.dtype)
-
-    def backward(node: Node, g: Tensor) -> list[Tensor | None]:
-        first = _mm_left(g, a, b) if node.wants(1) else None
-        return [g, first, _mm_right(g, a, b) if node.wants(2) else None]
-
-    return _run("addmm", [bias, a, b], out, backward, needs=[(1, b), (2, a)])
+    return _run(
+        "addmm", [bias, a, b], a.new(a.shape[0], b.shape[1]),
+        lambda g: {0: g, 1: lambda: _mm_left(g, a, b), 2: lambda: _mm_right(g, a, b)},
+        needs=[(1, b), (2, a)],
+    )  # fmt: skip
 
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:
     """Product of pairs of matrices."""
-    out = Tensor(a.tape, (a.shape[0], a.shape[1], b.shape[2]), a.dtype)
-
-    def backward(node: Node, g: Tensor) -> list[Tensor | None]:
-        second = bmm(transpose(a, 1, 2), g) if node.wants(1) else None
-        first = bmm(g, transpose(b, 1, 2)) if node.wants(0) else None
-        return [first, second]
-
-    return _run("bmm", [a, b], out, backward, needs=[(0, b), (1, a)])
+    return _run(
+        "bmm", [a, b], a.new(a.shape[0], a.shape[1], b.shape[2]),
+        lambda g: {1: lambda: bmm(transpose(a, 1, 2), g), 0: lambda: bmm(g, transpose(b, 1, 2))},
+        needs=[(0, b), (1, a)],
+    )  # fmt: skip
 
 
 def baddbmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Scaled product of pairs of matrices plus a bias without gradient."""
-    out = Tensor(a.tape, (a.shape[0], a.shape[1], b.shape[2]), a.dtype)
 
-    def backward(_: Node, g: Tensor) -> list[Tensor | None]:
+    def backward(g: Tensor) -> list[Tensor | None]:
         first = _times(bmm(g, transpose(b, 1, 2)))
         return [None, first, _times(bmm(transpose(a, 1, 2), g))]
 
+    out = a.new(a.shape[0], a.shape[1], b.shape[2])
     return _run("baddbmm", [bias, a, b], out, backward, needs=[(2, a), (1, b)])
 
 
@@ -632,13 +599,14 @@ def patches(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Convolution of training data, whose filters do not overlap."""
     tape, (outs, _, *sides) = x.tape, weight.shape
     places = (size // side for size, side in zip(x.shape[2:], sides, strict=True))
-    out = Tensor(tape, (x.shape[0], outs, *places), x.dtype)
+    out = x.new(x.shape[0], outs, *places)
     options = {"strides": tuple(sides), "groups": 1, "transposed": False, "channels_last": False}
 
-    def backward(g: Tensor) -> list[Tensor | None]:
+    def backward(gradients: Gradients) -> list[Tensor | None]:
+        (g,) = gradients
+        assert g is not None
         shapes = {"x": x.shape, "weights": weight.shape, "out": g.shape}
-        g = g if g.is_contiguous else clone(g, contiguous_strides(g.shape))
-        of_weight, of_bias = (Tensor(tape, one.shape, one.dtype) for one in (weight, bias))
+        g, of_weight, of_bias = contiguous(g), weight.new(*weight.shape), bias.new(*bias.shape)
         tape.add("convolution_weight", [g, x], [of_weight], **options, **shapes)
         tape.add("sum", [g], [of_bias])
         return [None, of_weight, of_bias]
@@ -648,7 +616,7 @@ def patches(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     tape.add("convolution", [x, weight], [out], **options)
     tape.add("add", [out, bias], [out])
     tape.calls[-1] = replace(tape.calls[-1], sequence=-1)  # gradients are the convolution's
-    _joined(node, [out], lambda gradients: backward(gradients[0]))
+    _joined(node, [out], backward)
     return out
 
 
@@ -671,14 +639,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, **seen: Any) -> Tensor:
     order = sorted(range(len(shape)), key=lambda dim: (-q.strides[dim], dim))
     dense = contiguous_strides([shape[dim] for dim in order])
     strides = tuple(dense[order.index(dim)] for dim in range(len(shape)))
-    out = Tensor(tape, shape, q.dtype, strides)
-    sums = Tensor(tape, q.shape[:-1], "float32")
+    out = q.new(*shape, strides=strides)
+    sums = q.new(*q.shape[:-1], dtype="float32")
     masks = [tape.constant(q.shape[0], 1, q.shape[-2], k.shape[-2])] if seen.get("window") else []
 
-    def backward(_: Node, g: Tensor) -> list[Tensor]:
-        like = [
-            Tensor(tape, x.shape, x.dtype, elementwise_strides(x.shape, [x])) for x in (q, k, v)
-        ]
+    def backward(gradients: Gradients) -> list[Tensor]:
+        (g,), like = gradients, [x.alike() for x in (q, k, v)]
+        assert g is not None
         for mask in masks:
             tape.load_mask(mask, (q.shape[0], 2 * q.shape[1]))
         tape.add("attention_backward", [q, k, v, out, sums, g], like, **seen)
@@ -689,24 +656,22 @@ def attention(q: Tensor, k: Tensor, v: Tensor, **seen: Any) -> Tensor:
         tape.load_mask(mask, q.shape[:2], recording.CONVERTED)
     tape.add("attention", [q, k, v], [out, sums], **seen)
     tape.save(node, q, k, v, out, sums, *masks)
-    if node is not None:
-        _joined(node, [out], lambda gradients: backward(node, gradients[0]))
+    _joined(node, [out], backward)
     return out
 
 
 def masked(scores: Tensor, mask: Tensor) -> Tensor:
     """Add a causal mask to scores."""
     out = _result(scores, mask)
-    return _run("add", [scores, mask], out, lambda _, g: [g, None])
+    return _run("add", [scores, mask], out, lambda g: [g, None])
 
 
 def where(mask: Tensor, x: Tensor, **options: Any) -> Tensor:
     """Replace what a causal mask hides by a number."""
-    number = Tensor(x.tape, (), x.dtype)
+    number = x.new()
 
-    def backward(_: Node, g: Tensor) -> list[Tensor]:
-        zero = x.tape.created(Tensor(x.tape, (), x.dtype))
-        return [x.tape.elementwise("where", mask, g, zero, **options)]
+    def backward(g: Tensor) -> list[Tensor]:
+        return [x.tape.elementwise("where", mask, g, x.tape.created(x.new()), **options)]
 
     return _run(
         "where", [x], _result(x, mask, dtype=x.dtype), backward,
@@ -719,13 +684,13 @@ def where(mask: Tensor, x: Tensor, **options: Any) -> Tensor:
 
 def plain(name: str, reads: Sequence[Tensor], shapes: Sequence[Shape], dtype: str) -> list[Tensor]:
     """Record an operator without gradient, such as a sort."""
-    outs = [Tensor(reads[0].tape, shape, dtype) for shape in shapes]
+    outs = [reads[0].new(*shape, dtype=dtype) for shape in shapes]
     reads[0].tape.add(name, reads, outs)
     return outs
 
 
 def _zeros(like: Tensor) -> Tensor:
-    return like.tape.created(Tensor(like.tape, like.shape, like.dtype))
+    return like.tape.created(like.new(*like.shape))
 
 
 def _put(name: str, like: Tensor, places: Tensor, g: Tensor) -> Tensor:
@@ -746,30 +711,29 @@ def largest(x: Tensor, keepdim: bool = True) -> tuple[Tensor, Tensor]:
 
 
 def _chosen(name: str, x: Tensor, shape: Shape, keepdim: bool) -> tuple[Tensor, Tensor]:
-    places = Tensor(x.tape, shape, "int64")
+    places = x.new(*shape, dtype="int64")
 
-    def backward(_: Node, g: Tensor) -> list[Tensor]:
+    def backward(g: Tensor) -> list[Tensor]:
         own, at = (g, places) if keepdim else (unsqueeze(g, -1), unsqueeze(places, -1))
         return [_put("scatter", x, at, own)]
 
-    out = Tensor(x.tape, shape, x.dtype)
+    out = x.new(*shape)
     return _run(name, [x], out, backward, others=[places], keeps=[places]), places
 
 
 def gather(x: Tensor, places: Tensor) -> Tensor:
     """Values of rows at some places."""
-    out = Tensor(x.tape, places.shape, x.dtype)
     return _run(
-        "gather", [x], out, lambda _, g: [_put("scatter_add", x, places, g)],
+        "gather", [x], x.new(*places.shape), lambda g: [_put("scatter_add", x, places, g)],
         reads=[x, places], needs=[(0, places), (0, x)],
     )  # fmt: skip
 
 
 def index(x: Tensor, rows: Tensor, dim: int = 0) -> Tensor:
     """Rows of a tensor by number, along a dimension."""
-    out = Tensor(x.tape, (*x.shape[:dim], *rows.shape, *x.shape[dim + 1 :]), x.dtype)
+    out = x.new(*x.shape[:dim], *rows.shape, *x.shape[dim + 1 :])
     return _run(
-        "index", [x], out, lambda _, g: [_put("index_put", x, rows, g)],
+        "index", [x], out, lambda g: [_put("index_put", x, rows, g)],
         reads=[x, rows], needs=[(0, rows)],
     )  # fmt: skip
 
@@ -781,28 +745,25 @@ def pick(x: Tensor, dim: int) -> Tensor:
 
 def masked_fill(x: Tensor, mask: Tensor, *, inplace: bool = False) -> Tensor:
     """Replace masked values by a number."""
-    out = Tensor(x.tape, x.shape, x.dtype, x.strides, x.storage) if inplace else _result(x)
     return _run(
-        "masked_fill", [x], out, lambda _, g: [_times(g, mask, name="masked_fill")],
-        reads=[x, mask], needs=[(0, mask)],
+        "masked_fill", [x], x.overwritten() if inplace else _result(x),
+        lambda g: [_times(g, mask, name="masked_fill")], reads=[x, mask], needs=[(0, mask)],
     )  # fmt: skip
 
 
 def divided(a: Tensor, b: Tensor) -> Tensor:
     """Quotient written in place, whose gradient needs a copy of the dividend."""
-    tape = a.tape
-    node = tape.node([a, b])
-    tape.save(node, b)
+    node = a.tape.node([a, b])
+    a.tape.save(node, b)
     before = clone(a)
-    tape.save(node, before)
-    out = Tensor(tape, a.shape, a.dtype, a.strides, a.storage)
-    tape.add("div", [a, b], [out])
+    a.tape.save(node, before)
+    out = a.overwritten()
+    a.tape.add("div", [a, b], [out])
 
     def backward(gradients: Gradients) -> list[Tensor | None]:
-        g = gradients[0]
+        (g,) = gradients
         assert g is not None
-        quotient = _times(_times(before, b, name="div"), b, name="div")
-        second = _times(_times(g, name="neg"), quotient)
+        second = _of_divisor(g, before, b)
         return [_times(g, b, name="div"), second]
 
     _joined(node, [out], backward)
@@ -811,23 +772,21 @@ def divided(a: Tensor, b: Tensor) -> Tensor:
 
 def grouped_mm(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
     """Products of groups of rows, which end where `ends` says, each with a matrix of its own."""
-    tape = a.tape
-    out = Tensor(tape, (a.shape[0], b.shape[2]), a.dtype)
+    groups, width, outs = b.shape
 
     def product(x: Tensor, y: Tensor, shape: Shape) -> Tensor:
-        result = Tensor(tape, shape, x.dtype)
-        tape.add("_grouped_mm", [x, y, ends], [result])
+        result = x.new(*shape)
+        x.tape.add("_grouped_mm", [x, y, ends], [result])
         return result
 
-    def backward(node: Node, g: Tensor) -> list[Tensor | None]:
-        groups, width, outs = b.shape
+    def backward(g: Tensor) -> Mapping[int, Tensor | Formula]:
         if b.strides[1] == 1:
             second = transpose(product(t(g), a, (groups, outs, width)), 1, 2)
         else:
             second = product(t(a), g, (groups, width, outs))
-        first = product(g, transpose(b, 1, 2), a.shape) if node.wants(0) else None
-        return [first, second]
+        return {0: lambda: product(g, transpose(b, 1, 2), a.shape), 1: second}
 
+    out = a.new(a.shape[0], outs)
     return _run("_grouped_mm", [a, b], out, backward, reads=[a, b, ends], needs=[(0, ends), (1, a)])
 
 
@@ -837,8 +796,7 @@ def grouped_mm(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
 def filled(first: Tensor, second: Tensor) -> Tensor:
     """Copy two tensors into the columns of a new one, in place."""
     tape = first.tape
-    widths = first.shape[-1], second.shape[-1]
-    whole = Tensor(tape, (*first.shape[:-1], sum(widths)), first.dtype)
+    whole = first.new(*first.shape[:-1], first.shape[-1] + second.shape[-1])
     base: Tensor | None = None
     for x, skipped in ((first, 0), (second, 2)):
         for _ in range(skipped + 1):
@@ -853,16 +811,14 @@ def filled(first: Tensor, second: Tensor) -> Tensor:
 
 def _written(whole: Tensor, base: Tensor | None, x: Tensor) -> Tensor:
     """Return the tensor after a part of it was written; its gradient is copied and cut."""
-    tape, shape = whole.tape, x.shape
-    out = Tensor(tape, whole.shape, whole.dtype, whole.strides, whole.storage)
+    tape, out = whole.tape, whole.overwritten()
 
     def backward(gradients: Gradients) -> list[Tensor | None]:
-        g = gradients[0]
+        (g,), copied = gradients, _zeros(whole)
         assert g is not None
-        copied = tape.created(Tensor(tape, whole.shape, whole.dtype))
         tape.add("copy", [copied, g], [copied])
-        place = Tensor(tape, shape, x.dtype, copied.strides, copied.storage)
-        own = clone(place, contiguous_strides(shape))
+        place = Tensor(tape, x.shape, x.dtype, copied.strides, copied.storage)
+        own = clone(place, contiguous_strides(x.shape))
         if base is not None:
             tape.add("copy", [place, _zeros(x)], [place])
         return [copied if base is not None else None, own]
@@ -885,8 +841,7 @@ def real_view(x: Tensor) -> Tensor:
 
 def turned(x: Tensor, turns: Tensor) -> Tensor:
     """Product of complex numbers; the gradient has the conjugate of the constant."""
-
-    def backward(_: Node, g: Tensor) -> list[Tensor]:
-        return [_times(g, _zeros(turns))]
-
-    return _run("mul", [x], _result(x, turns), backward, reads=[x, turns], needs=[(0, turns)])
+    return _run(
+        "mul", [x], _result(x, turns), lambda g: [_times(g, _zeros(turns))],
+        reads=[x, turns], needs=[(0, turns)],
+    )  # fmt: skip

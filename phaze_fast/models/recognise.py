@@ -16,7 +16,7 @@ from typing import Any
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.models.flops import model_flops
-from phaze_fast.models.graph_model import GraphLayer, GraphModel, GraphOperator
+from phaze_fast.models.graph_model import PRODUCTS, GraphLayer, GraphModel, GraphOperator
 from phaze_fast.models.transformer import TransformerModel
 
 # ---- products, attentions, norms and non-linearities of a layer ----
@@ -107,10 +107,8 @@ class Skeleton:
         self.names = [aten(op) for op in self.ops]
         self.gemms = [at for at, op in enumerate(self.ops) if op.kind == "gemm"]
         self.norms = self._norms()
-        self._stops = {at: at for at in self.gemms}
-        self._stops |= {at: at for at, op in enumerate(self.ops) if op.kind == "attention"}
-        self._stops |= {at: at for at, op in enumerate(self.ops) if op.kind == "batched-gemm"}
-        self._stops |= {norm.last: norm.last for norm in self.norms}
+        self._stops = {at for at, op in enumerate(self.ops) if op.kind in PRODUCTS}
+        self._stops |= {norm.last for norm in self.norms}
         self.norms = [self._with_source(norm) for norm in self.norms]
         self._explained: set[int] = set()
 

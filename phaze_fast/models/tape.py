@@ -144,6 +144,19 @@ class Tensor:
         )
         return (0,) * padding + tuple(own)
 
+    def new(self, *shape: int, dtype: str = "", strides: Shape | None = None) -> Tensor:
+        """Return another tensor of the tape, by default in the number format of this one."""
+        return Tensor(self.tape, shape, dtype or self.dtype, strides)
+
+    def alike(self, dtype: str = "") -> Tensor:
+        """Return another tensor of its shape, with its dimensions in their order."""
+        strides = elementwise_strides(self.shape, [self])
+        return self.new(*self.shape, dtype=dtype, strides=strides)
+
+    def overwritten(self) -> Tensor:
+        """Return the tensor that an operation in place makes of this one."""
+        return Tensor(self.tape, self.shape, self.dtype, self.strides, self.storage)
+
     @property
     def is_contiguous(self) -> bool:
         """Whether its elements follow each other in memory."""

@@ -34,7 +34,7 @@ from phaze_fast.models.graph_model import (
     peak_bytes,
 )
 from phaze_fast.models.lifetimes import Lifetime, lifetimes, peaks_by_layer
-from phaze_fast.tables import needed
+from phaze_fast.tables import needed, picked
 
 # ---- tensor-parallel splits ----
 
@@ -282,9 +282,8 @@ class _Trace:
         read, fixed_read = _per_sample(one.read_bytes, two.read_bytes)
         write, fixed_write = _per_sample(one.write_bytes, two.write_bytes)
         return {
+            **picked(one, "kind", "function", "causal", "window", "bias"),
             "name": name,
-            "kind": one.kind,
-            "function": one.function,
             "inputs": inputs,
             **sizes,
             "scales": scales,
@@ -293,9 +292,6 @@ class _Trace:
             "write_bytes": write,
             "fixed_read_bytes": fixed_read,
             "fixed_write_bytes": fixed_write,
-            "causal": one.causal,
-            "window": one.window,
-            "bias": one.bias,
             "weights": weights[0],
             "frozen": weights[1],
         }

@@ -11,7 +11,7 @@ and those up from them are split by heads. The devices of a context-parallel gro
   steps with attention time a and transfer time c, the first uses local keys: the total is
   max(n a, (n - 1) c + a). Two operators model this: (n - 1) a overlapping (n - 1) c, then a.
 - ulysses: local rows of all heads for all rows of some heads, and back (Jacobs et al. 2023,
-  arXiv:2309.14509)
+  arXiv:2309.14509); with ring, in groups of neighbours, between which keys and values circulate
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import NamedTuple
 from phaze_fast.models import LatentAttention, TransformerModel
 from phaze_fast.models.flops import visible_keys
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, FLOAT_BYTES, BlockBuilder, OperatorSpec
+from phaze_fast.opgraph.strategy import context_widths
 
 _RANDOM_STATE_BYTES = 1024  # seed and offset of a fused kernel, each in an allocation of its own
 _SOFTMAX_STEPS = (
@@ -160,7 +161,7 @@ def _in_a_ring(block: BlockBuilder, whole: OperatorSpec, sent: Exchanged) -> int
     """Add attention: one operator, or for a ring two, during and after the transfer."""
     if sent.arriving is None:
         return block.add(whole)
-    last = 1.0 / block.strategy.cp
+    last = 1.0 / _widths(block)[1]
 
     def part(name: str, inputs: tuple[int, ...], share: float) -> int:
         keys = max(1, -int(-share * whole.n // 1))
@@ -283,16 +284,15 @@ class Exchanged(NamedTuple):
     """The ring that delivers the other keys and values; None if all are local."""
 
 
-def _kind(block: BlockBuilder) -> str:
-    return block.strategy.cp_kind if block.strategy.cp > 1 else "none"
+def _widths(block: BlockBuilder) -> tuple[int, int]:
+    """Devices that exchange rows for heads, and groups of them; see `context_widths`."""
+    return context_widths(block.strategy.cp_kind, block.strategy.cp)
 
 
 def attention_shape(block: BlockBuilder) -> tuple[int, int]:
     """Heads and queries of each sequence that a device attends with."""
-    s, cp = block.shapes, block.strategy.cp
-    if _kind(block) == "ulysses":
-        return s.heads // cp, s.seq
-    return s.heads, s.seq // cp
+    s, (inside, groups) = block.shapes, _widths(block)
+    return s.heads // inside, s.seq // groups
 
 
 def exchange(
@@ -316,26 +316,31 @@ def exchange(
         Bytes of its own queries; bytes of its own keys and values.
     """
     q, k, v = own
-    width, kind = block.strategy.cp, _kind(block)
-    if kind == "none":
+    inside, groups = _widths(block)
+    if inside > 1:
+        swap = ("all-to-all", query_bytes + kv_bytes, _group(block, "context-heads"))
+        q = k = v = block.network(f"{prefix}heads-exchange", (q, k, v), swap, swap)
+    if groups == 1:
         return Exchanged(q, k, v)
-    if kind == "ulysses":
-        swap = ("all-to-all", query_bytes + kv_bytes, "context")
-        all_rows = block.network(f"{prefix}heads-exchange", (q, k, v), swap, swap)
-        return Exchanged(all_rows, all_rows, all_rows)
-    if kind == "ring":
-        to = ("all-gather", kv_bytes * width, "context")
-        back = ("reduce-scatter", 2.0 * kv_bytes * width, "context")
-        return Exchanged(q, k, v, block.network(f"{prefix}{RING}", (k, v), to, back))
-    whole = block.gather(f"{prefix}kv", (k, v), kv_bytes * width, "context")
-    return Exchanged(q, whole, whole)
+    if block.strategy.cp_kind == "all-gather":
+        whole = block.gather(f"{prefix}kv", (k, v), kv_bytes * groups, "context")
+        return Exchanged(q, whole, whole)
+    ring = _group(block, "context-ring")
+    to = ("all-gather", kv_bytes * groups, ring)
+    back = ("reduce-scatter", 2.0 * kv_bytes * groups, ring)
+    return Exchanged(q, k, v, block.network(f"{prefix}{RING}", (k, v), to, back))
+
+
+def _group(block: BlockBuilder, part: str) -> str:
+    """Return a part of the context group, or this group where it has one part."""
+    return part if 1 not in _widths(block) else "context"
 
 
 def exchange_back(block: BlockBuilder, prefix: str, context: int, query_bytes: float) -> int:
     """Add the collective that returns a device's own rows of all heads after attention."""
-    if _kind(block) != "ulysses":
+    if _widths(block)[0] == 1:
         return context
-    swap = ("all-to-all", query_bytes, "context")
+    swap = ("all-to-all", query_bytes, _group(block, "context-heads"))
     rows = block.network(f"{prefix}rows-exchange", context, swap, swap)
     block.keep(f"{prefix}context-rows", query_bytes, rows, by=("o",))
     return rows

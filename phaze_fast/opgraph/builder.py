@@ -168,61 +168,35 @@ class LayerBuilder:
         rows: int,
         inner: int,
         cols: int,
-        bias: bool,
+        bias: bool = False,
         of_data: bool = False,
         targets: Mapping[str, int] | None = None,
+        count: int = 1,
+        more: int = 0,
     ) -> int:
-        """Add rows x inner times inner x cols.
+        """Add rows x inner times inner x cols, and its adapters if the weights are frozen.
 
-        `targets` are the names that adapters know the projection by, and columns of each.
+        `targets` are the names that adapters know the projection by, and columns of each. There are
+        `count` such products, each with weights of its own and `more` rows computed as padding.
         """
-        return self._weighted(name, x, 1, rows, inner, cols, bias, 0, of_data, targets or {})
-
-    def grouped_linear(
-        self, name: str, x: int, count: int, rows: int, inner: int, cols: int, more: int = 0
-    ) -> int:
-        """Add `count` independent products, each with weights of its own.
-
-        `more` rows of each are computed as padding.
-        """
-        return self._weighted(
-            name, x, count, rows, inner, cols, False, more, False, {"experts": cols}
-        )
-
-    def _weighted(
-        self,
-        name: str,
-        x: int,
-        count: int,
-        rows: int,
-        inner: int,
-        cols: int,
-        bias: bool,
-        more: int,
-        of_data: bool,
-        targets: Mapping[str, int],
-    ) -> int:
-        """Add `count` products with weights, and their adapters if the weights are frozen."""
+        lora, packed = self.lora, 0.0
         inputs: tuple[int, ...] = (x,)
-        packed = 0.0
-        if self.lora is not None and self.lora.bits == 4 and targets:
+        if lora is not None and lora.bits == 4 and targets:
             packed = PACKED_BYTES * count * inner * cols
             inputs = (x, self.add(restored_weights(f"{name}+dequantise", count * inner, cols)))
-        out = self._product_with_weights(name, inputs, count, rows, inner, cols, bias, more)
-        if self.lora is None:
-            self.specs[out] = changed(self.specs[out], of_data=of_data)
-            return out
-        self.specs[out] = changed(
-            self.specs[out], of_data=of_data, frozen=True, packed_bytes=packed
-        )
-        parts = {part: width for part, width in targets.items() if part in self.lora.targets}
+        out = self._with_weights(name, inputs, (count, rows, inner, cols), more, bias)
+        own = {"of_data": of_data, "frozen": lora is not None, "packed_bytes": packed}
+        self.specs[out] = changed(self.specs[out], **own)
+        parts = {part: n for part, n in (targets or {}).items() if lora and part in lora.targets}
         adapted = [
             self._adapter(
                 f"{name}+lora" if len(parts) == 1 else f"{name}+lora-{part}",
-                x, count, rows, inner, width, more,
+                x,
+                (count, rows, inner, width),
+                more,
             )
             for part, width in parts.items()
-        ]  # fmt: skip
+        ]
         if not adapted:
             return out
         summed = count * (rows + more)
@@ -230,17 +204,16 @@ class LayerBuilder:
             f"{name}+lora-sum", "residual", (out, *adapted), summed, cols, reads=1 + len(adapted)
         )
 
-    def _product_with_weights(
+    def _with_weights(
         self,
         name: str,
         inputs: tuple[int, ...],
-        count: int,
-        rows: int,
-        inner: int,
-        cols: int,
-        bias: bool,
+        sizes: tuple[int, int, int, int],
         more: int,
+        bias: bool = False,
     ) -> int:
+        """Add products of some count, rows, inner dimension and columns."""
+        count, rows, inner, cols = sizes
         return self.add(
             OperatorSpec(
                 name,
@@ -258,21 +231,17 @@ class LayerBuilder:
             )
         )
 
-    def _adapter(
-        self, name: str, x: int, count: int, rows: int, inner: int, cols: int, more: int
-    ) -> int:
+    def _adapter(self, name: str, x: int, sizes: tuple[int, int, int, int], more: int) -> int:
         """Add the two products of an adapter; the input of the second is stored."""
         assert self.lora is not None
-        rank, dropped = self.lora.rank, x
+        (count, rows, inner, cols), rank = sizes, self.lora.rank
         if self.lora.dropout:
-            dropped = self.vector(f"{name}-dropout", "dropout", (x,), count * rows, inner)
-            self.keep(f"{name}-dropout-mask", count * rows * inner, dropped)
-            self.keep(f"{name}-input", ELEMENT_BYTES * count * rows * inner, dropped)
-        shape = (count, rows, inner, rank)
-        narrow = self._product_with_weights(f"{name}-a", (dropped,), *shape, False, more)
+            x = self.vector(f"{name}-dropout", "dropout", (x,), count * rows, inner)
+            self.keep(f"{name}-dropout-mask", count * rows * inner, x)
+            self.keep(f"{name}-input", ELEMENT_BYTES * count * rows * inner, x)
+        narrow = self._with_weights(f"{name}-a", (x,), (count, rows, inner, rank), more)
         self.keep(f"{name}-rank", ELEMENT_BYTES * count * rows * rank, narrow)
-        shape = (count, rows, rank, cols)
-        return self._product_with_weights(f"{name}-b", (narrow,), *shape, False, more)
+        return self._with_weights(f"{name}-b", (narrow,), (count, rows, rank, cols), more)
 
     def product(
         self, name: str, left: int, right: int, b: int, m: int, k: int, n: int, shared: int = 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 from phaze_fast.models import MixtureOfExperts
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, BlockBuilder
 
+_ROUTED_BYTES = 3
+"""Bytes that are gathered for one row and one expert: whether it was chosen, and its weight."""
 _TILE_ROWS = 128
 """Rows of a tile of grouped products: the usual one of CUTLASS and cuBLAS on NVIDIA's chips."""
 
@@ -91,7 +93,8 @@ def _routed(block: BlockBuilder, moe: MixtureOfExperts, x: int, own_rows: int) -
 
     As Megatron-Core's MoEAlltoAllTokenDispatcher does it: an all-to-all among the devices with
     different experts, then an all-gather among those that share each expert if they sent different
-    rows; back by a reduce-scatter and an all-to-all.
+    rows; back by a reduce-scatter and an all-to-all. Its MoEAllGatherTokenDispatcher gathers all
+    rows of all these devices, and adds up the weighted outputs by a reduce-scatter.
     """
     m, ep = block.model, block.strategy.ep
     sharing = block.strategy.expert_width if block.strategy.own_rows else 1
@@ -104,6 +107,7 @@ def _routed(block: BlockBuilder, moe: MixtureOfExperts, x: int, own_rows: int) -
     busy = min(load, ep) if moe.capacity_factor is None else 1.0
     payload = busy * ELEMENT_BYTES * sent * m.hidden
     exchange = ("all-to-all", payload, "expert") if ep > 1 else None
+    gathers = ep > 1 and block.strategy.dispatcher == "all-gather"
     local, even = moe.experts // ep, sent // moe.experts * ep * sharing
     held = local * -int(-busy * even // 1)  # rows of the busiest device
     # Its products have as many more rows as fill whole tiles: a tile that an even load fills and an
@@ -113,8 +117,11 @@ def _routed(block: BlockBuilder, moe: MixtureOfExperts, x: int, own_rows: int) -
     sorts = moe.moves > 1 and local > 1 and ep > 1
     if moe.moves:
         x = _moved(block, "permute", (x, router), own_rows, sent)
-    dispatched = block.network("dispatch", x, exchange, exchange, after=(router,))
-    if sharing > 1:
+    if gathers:
+        dispatched = _gathered(block, moe, x, router, own_rows)
+    else:
+        dispatched = block.network("dispatch", x, exchange, exchange, after=(router,))
+    if sharing > 1 and not gathers:
         dispatched = block.gather("experts", dispatched, shared, "expert-tensor", regather=False)
     if sorts:
         dispatched = _moved(block, "sort", (dispatched,), held, held)
@@ -123,20 +130,47 @@ def _routed(block: BlockBuilder, moe: MixtureOfExperts, x: int, own_rows: int) -
     block.keep("dispatched", size, dispatched, operand="only", by=("experts",))
     # A tile with rows of two experts is computed twice; with a capacity there are no such tiles.
     more = moe.tile_rows if moe.capacity_factor is None and local > 1 else 0
-    up = block.grouped_linear("expert-up", dispatched, local, rows, m.hidden, width, more)
-    gate = -1
-    if m.gated:
-        gate = block.grouped_linear("expert-gate", dispatched, local, rows, m.hidden, width, more)
+
+    def grouped(name: str, x: int, inner: int, cols: int) -> int:
+        parts = {"experts": cols}
+        return block.linear(name, x, rows, inner, cols, targets=parts, count=local, more=more)
+
+    up = grouped("expert-up", dispatched, m.hidden, width)
+    gate = grouped("expert-gate", dispatched, m.hidden, width) if m.gated else -1
     inner = _activate(block, "expert-", up, gate, held, width)
-    down = block.grouped_linear("expert-down", inner, local, rows, width, m.hidden, more)
+    down = grouped("expert-down", inner, width, m.hidden)
     if sorts:
         down = _moved(block, "unsort", (down,), held, held)
+    if gathers:
+        return _scattered(block, down, router, own_rows, held)
     if sharing > 1:
         down = block.scatter("experts", down, shared, "expert-tensor")
     combined = block.network("combine", down, exchange, exchange)
     out = block.vector("weigh", "multiply", (combined, router), sent, m.hidden)
     block.keep("expert-output", ELEMENT_BYTES * sent * m.hidden, combined)
     return out
+
+
+def _gathered(
+    block: BlockBuilder, moe: MixtureOfExperts, x: int, router: int, own_rows: int
+) -> int:
+    """Gather the rows of all devices that have one copy of the experts, and where each row goes."""
+    rows = own_rows * block.strategy.expert_devices
+    size = float(ELEMENT_BYTES * rows * block.model.hidden)
+    routed, weights = (rows * moe.experts * each for each in (_ROUTED_BYTES, ELEMENT_BYTES))
+    to = ("all-gather", size + routed, "expert-mesh")
+    back = ("reduce-scatter", size + weights, "expert-mesh")
+    return block.network("dispatch", x, to, back, after=(router,))
+
+
+def _scattered(block: BlockBuilder, down: int, router: int, own_rows: int, held: int) -> int:
+    """Weigh the outputs of the experts of a device, add up those of all devices by rows."""
+    hidden, whole = block.model.hidden, own_rows * block.strategy.expert_devices
+    block.keep("expert-output", ELEMENT_BYTES * held * hidden, down)
+    weighed = block.vector("weigh", "multiply", (down, router), held, hidden)
+    size = float(ELEMENT_BYTES * whole * hidden)
+    to, back = (("reduce-scatter", size, "expert-mesh"), ("all-gather", size, "expert-mesh"))
+    return block.network("combine", weighed, to, back)
 
 
 def _moved(block: BlockBuilder, name: str, inputs: tuple[int, ...], read: int, written: int) -> int:

@@ -10,7 +10,7 @@ from phaze_fast.opgraph.builder import (
     restored_weights,
     vector_spec,
 )
-from phaze_fast.opgraph.graph import KINDS, OpGraph
+from phaze_fast.opgraph.graph import AGAIN, KINDS, OpGraph
 from phaze_fast.records import changed
 
 SUM = "-gradients"
@@ -38,7 +38,7 @@ def gradients(specs: list[OperatorSpec], sums: str = "free") -> list[OperatorSpe
         upstream = _summed(operators, spec.name, arriving.get(i, []), _output_bytes(spec), sums)
         needed = _gathered_again(specs, spec)
         if needed is not None and needed not in gathered:
-            name = f"{specs[needed].name}-again"
+            name = f"{specs[needed].name}{AGAIN}"
             operators.append(changed(specs[needed], name=name, inputs=(-1,)))
             gathered[needed] = len(operators) - 1
         again = () if needed is None else (gathered[needed],)

@@ -56,9 +56,19 @@ _BACKWARD_FROM = _COMPUTED.index("gemm-input-gradient")
 KINDS = (*_COMPUTED[:_BACKWARD_FROM], "collective", *_COMPUTED[_BACKWARD_FROM:])
 """Kinds of operators: forward kinds, collectives, backward kinds."""
 UNITS = ("TC", "VC", "TC+VC", "NET")
-GROUPS = ("none", "tensor", "context", "expert", "expert-tensor")
+GROUPS = (
+    *("none", "tensor", "context", "expert", "expert-tensor"),
+    *("context-heads", "context-ring", "expert-mesh"),
+)
+"""Groups of devices that communicate: those of `Strategy`; of a context group, the neighbours that
+exchange rows for heads and those that pass keys and values round a ring; all devices that together
+have one copy of the experts."""
+EXCHANGES = ("expert", "expert-mesh")
+"""Of these, the groups in which rows are sent to experts and back."""
 FORMATS = ("", "fp8", "fp4", "int8")
 """Number formats of a product's operands; the first, empty one is that of activations."""
+AGAIN = "-again"
+"""Suffix of the names of operators that the backward pass repeats."""
 CAST = "-cast"
 """Suffix of the names of casts to a low format."""
 PASSING_CAST = f"-pass{CAST}"
@@ -96,6 +106,8 @@ class OpGraph(Brief):
     program; else a schedule is searched."""
     resident: bool = False
     """Whether arrays between products may stay on chip, as far as a chip's buffer allows."""
+    weight_bytes: float = 0.0
+    """Weights of all layers of the device where they stay on chip as well; 0: they do not."""
 
     def __len__(self) -> int:
         return len(self.ops)
@@ -136,6 +148,8 @@ class OpGraph(Brief):
         statistics
             Whether to count row statistics, random states and masks shared by all heads.
         """
+        if isinstance(recompute, str) and OFFLOAD in recompute.split("+"):
+            return 0
         again = self.recomputed(recompute)
         return sum(
             tensor.bytes
@@ -168,6 +182,13 @@ class OpGraph(Brief):
                 others |= {self.names[j] for j in after}
             casts.append((name, frozenset(others)))
         return tuple(casts)
+
+    def offloaded_bytes(self, recompute: str) -> int:
+        """Bytes that a mode copies to the host for the backward pass of one micro-batch."""
+        sets = recompute.split("+")
+        if OFFLOAD not in sets:
+            return 0
+        return self.stashed_bytes("+".join(name for name in sets if name != OFFLOAD) or "none")
 
     def recomputed(self, recompute: str | Iterable[str]) -> frozenset[str]:
         """Names of the operators that a mode, or a list of names, computes again."""
@@ -232,13 +253,16 @@ RECOMPUTE_SETS = FrozenDict(
         "output-projection": frozenset({"proj", "attention-residual"}),
         "alternate-products": frozenset({"k", "rotate-k", "proj", "attention-residual", "up"}),
         "attention": SELECTIVE | {"attention", "attention-early"},
+        "offload": frozenset(),
     }
 )
 """Operators of a block that are recomputed together, as training frameworks name such sets: the
 norms' outputs; those of the activation function; those of a gated feed-forward's product; those of
 its projections up; those of the projection after attention; every second product (keys, the
 projection after attention, one projection up), as torchtitan's policy by operators has it; the
-attention scores, or all of a fused attention."""
+attention scores, or all of a fused attention. ``offload`` recomputes nothing: what a block would
+store is copied to the host's memory and back."""
+OFFLOAD = "offload"
 
 
 _MODES = ("none", "selective", "needed", "full")
@@ -272,11 +296,14 @@ def canonical_recompute(mode: str) -> str:
 
 
 def recompute_order(mode: str) -> tuple[int, int, tuple[int, ...]]:
-    """Return a key that sorts canonical modes: none first, then by how many sets, full last."""
+    """Return a key that sorts canonical modes by what they store, most first.
+
+    None is first, then by how many sets, then full, then those that offload.
+    """
     if mode in _MODES:
         return 2 * (mode in ("needed", "full")), _MODES.index(mode), ()
     positions = tuple(list(RECOMPUTE_SETS).index(name) for name in mode.split("+"))
-    return 1, len(positions), positions
+    return 1 + 2 * (OFFLOAD in mode.split("+")), len(positions), positions
 
 
 _NO_EPILOGUES = (0,) * _core.MAX_EPILOGUES

@@ -19,7 +19,15 @@ from phaze_fast.opgraph.builder import (
 )
 from phaze_fast.opgraph.gradients import backward_work_bytes, gradients
 from phaze_fast.opgraph.graph import OpGraph, lay_out
-from phaze_fast.opgraph.rewrites import Fusion, fuse, quantised, quantised_tensors
+from phaze_fast.opgraph.rewrites import (
+    ANY_FORM,
+    Fusion,
+    forms,
+    fuse,
+    quantised,
+    quantised_tensors,
+    recomputed_in_groups,
+)
 from phaze_fast.opgraph.strategy import Strategy, reasons, shapes
 from phaze_fast.opgraph.traced import (
     DevicePeak,
@@ -36,18 +44,18 @@ from phaze_fast.tables import Brief
 class Share:
     """Parameters of one layer."""
 
-    whole: int
-    """Parameters over all devices."""
-    device: int
+    parameters: int
+    """Over all devices."""
+    device_parameters: int
     """Parameters on one device; norms and row-wise biases are replicated on every device."""
-    experts: int = 0
-    """The part of `device` in routed experts, distributed over expert-parallel devices."""
-    frozen: int = 0
-    """The part of `device` that is not trained."""
+    expert_parameters: int = 0
+    """The part of `device_parameters` in routed experts, each on one expert-parallel device."""
+    frozen_parameters: int = 0
+    """The part of `device_parameters` that is not trained: no gradients, no optimiser state."""
     frozen_experts: int = 0
-    """The part of `experts` that is not trained."""
-    packed: int = 0
-    """The part of `frozen` that is stored in a smaller format."""
+    """The part of these in experts."""
+    packed_parameters: int = 0
+    """The part of `frozen_parameters` that is stored in a smaller format."""
     packed_bytes: float = 0.0
     """Bytes of that part."""
     matrices: tuple[tuple[int, int, int], ...] = ()
@@ -67,12 +75,12 @@ class Share:
         in_experts = sum(size for name, size in sizes.items() if name.startswith("expert-"))
         return replace(
             own,
-            whole=self.whole + whole,
-            device=self.device + sum(sizes.values()),
-            experts=self.experts + in_experts,
-            frozen=self.device,
-            frozen_experts=self.experts,
-            packed=sum(spec.b * spec.k * spec.n for spec in products if spec.packed_bytes),
+            parameters=self.parameters + whole,
+            device_parameters=self.device_parameters + sum(sizes.values()),
+            expert_parameters=self.expert_parameters + in_experts,
+            frozen_parameters=self.device_parameters,
+            frozen_experts=self.expert_parameters,
+            packed_parameters=sum(s.b * s.k * s.n for s in products if s.packed_bytes),
             packed_bytes=sum(spec.packed_bytes for spec in products),
         )
 
@@ -136,7 +144,8 @@ def head_share(model: TransformerModel, strategy: Strategy) -> Share:
     if model.mtp_layers:
         more = model.mtp_layers * model.mtp_parameters(0)  # norms and projections
         block = block_share(model, strategy, block_kinds(model, model.seq)[-1])
-        shares = [model.mtp_layers * x for x in (block.whole, block.device, block.experts)]
+        whole, device, experts = block.parameters, block.device_parameters, block.expert_parameters
+        shares = [model.mtp_layers * count for count in (whole, device, experts)]
         further = Share(shares[0] + more, shares[1] + more, shares[2])
     device = head
     columns = s.vocab - model.vocab  # of this device minus all; at most zero
@@ -145,43 +154,27 @@ def head_share(model: TransformerModel, strategy: Strategy) -> Share:
     if not model.tied_embeddings and model.head in ("lm", "mlm"):
         device += columns * model.hidden
     return Share(
-        norms + stacks * relative + head + further.whole,
-        norms + stacks * (relative // t) + device + further.device,
-        further.experts,
+        norms + stacks * relative + head + further.parameters,
+        norms + stacks * (relative // t) + device + further.device_parameters,
+        further.expert_parameters,
     )
 
 
 _BOUNDARY_LAYERS = ("embedding", "head")
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One kind of layer: its graphs, and how often the model has it."""
+@dataclass(frozen=True, kw_only=True)
+class Layer(Share):
+    """One kind of layer: its parameters and graphs, and how often the model has it."""
 
     kind: str
     count: int
     forward: OpGraph
     backward: OpGraph
-    parameters: int
-    """Parameters of one such layer, over all devices."""
-    device_parameters: int
-    """Parameters of one such layer on one device; norms and row-wise biases are replicated."""
-    expert_parameters: int = 0
-    """The part of `device_parameters` in experts; each expert is on one expert-parallel device."""
     copy_bytes: float = 0.0
     """Bytes of a copy of its weights in a smaller format, on one device."""
     cast_bytes: float = 0.0
     """Bytes that one device moves once a step to make that copy."""
-    frozen_parameters: int = 0
-    """The part of `device_parameters` that is not trained: no gradients, no optimiser state."""
-    frozen_experts: int = 0
-    """The part of these in experts."""
-    packed_parameters: int = 0
-    """The part of `frozen_parameters` that is stored in a smaller format."""
-    packed_bytes: float = 0.0
-    """Bytes of that part on one device."""
-    matrices: tuple[tuple[int, int, int], ...] = ()
-    """Trained matrices on one device: how many, and rows and columns of each."""
     peaks: tuple[DevicePeak, ...] = ()
     """Peaks of a traced layer; without them they are estimated from its operators."""
 
@@ -200,13 +193,17 @@ class Layer:
         return max(self.peaks, key=lambda one: one.bytes)
 
     def live_bytes(self, recompute: str, resident_gradients: bool) -> float:
-        """Peak memory of the layer in bytes beyond what it stores under a mode of recomputation."""
+        """Peak memory of the layer in bytes beyond what it stores under a mode of recomputation.
+
+        If it is offloaded, what returns for the next layer is counted too.
+        """
         stored = self.forward.stashed_bytes(recompute)
+        arriving = self.forward.offloaded_bytes(recompute)
         if not self.peaks:
-            return self.forward.stashed_bytes() - stored + self.work_bytes
+            return self.forward.stashed_bytes() - stored + self.work_bytes + arriving
         again = self.forward.recomputed(recompute)
         unsaved = sum(x.bytes for x in self.forward.tensors if x.instead_of in again)
-        return max(self.peak(resident_gradients).bytes - (stored - unsaved), 0.0)
+        return max(self.peak(resident_gradients).bytes - (stored - unsaved), 0.0) + arriving
 
 
 @dataclass(frozen=True)
@@ -257,7 +254,8 @@ def _builder(model: TransformerModel, strategy: Strategy, kind: str) -> tuple[Sh
     if kind == "embedding":
         share = embedding_share(model, strategy)
         tables = () if adapted else _tables(model, strategy)
-        share = replace(share, frozen=share.device * adapted, matrices=tables)
+        frozen = share.device_parameters * adapted
+        share = replace(share, frozen_parameters=frozen, matrices=tables)
         return share, embedding_builder(model, strategy)
     if kind == "head":
         builder = head_builder(model, strategy)
@@ -282,21 +280,32 @@ def _transformer_layer(
     precision: Precision | None,
 ) -> Layer:
     """Build a kind of layer of a transformer; the latest are cached."""
-    share, builder = _builder(model, strategy, kind)
-    passes = _passes(builder, model, share)
+    share, passes = _unfused(model, strategy, kind)
     return _layer(model, kind, count, share, passes, strategy.tp, precision, fusion)
+
+
+@lru_cache(maxsize=64)
+def _unfused(
+    model: TransformerModel, strategy: Strategy, kind: str
+) -> tuple[Share, tuple[list[OperatorSpec], list[OperatorSpec], tuple[Tensor, ...]]]:
+    """Build the parameters and operators of a kind of layer; the forms of fusion share them."""
+    share, builder = _builder(model, strategy, kind)
+    return share, _passes(builder, model, share)
 
 
 @lru_cache(maxsize=4096)
 def _of_operators(strategy: Strategy, routed: bool) -> Strategy:
     """Return what the operators of a layer depend on, so that strategies share its graphs.
 
-    That is everything but the overlap of exchanges, and nothing about experts unless it has some.
+    That is everything but the overlap of exchanges and the optimiser, and nothing about experts
+    unless it has some.
     """
     changes: dict[str, Any] = {"expert_overlap": 0.0, "overlap_experts": False}
+    changes["offload_optimizer"] = False
     if not routed:
         own_width = strategy.expert_width != strategy.tp  # then `tp` may not divide experts
         changes |= {"ep": 1, "etp": 1 if own_width else None, "expert_imbalance": 1.0}
+        changes["dispatcher"] = "all-to-all"
     return strategy.model_copy(update=changes)
 
 
@@ -351,11 +360,12 @@ def _passes(
         backward = []  # nothing in it is trained
     else:
         backward = gradients(builder.specs, model.gradient_sums)
-    backward += _added(backward, share.device - share.frozen, model.added_gradient_bytes)
+    device, frozen = share.device_parameters, share.frozen_parameters
+    backward += _added(backward, device - frozen, model.added_gradient_bytes)
     gathered, moved = model.copied_bytes  # gradients are copied of trained parameters alone
-    moved -= (moved - gathered) * share.frozen / max(share.device, 1)
-    backward += _copied(backward, share.device, moved)
-    forward += _copied(forward, share.device, model.copied_bytes[0])
+    moved -= (moved - gathered) * frozen / max(device, 1)
+    backward += _copied(backward, device, moved)
+    forward += _copied(forward, device, model.copied_bytes[0])
     return forward, backward, tuple(builder.kept)
 
 
@@ -376,35 +386,33 @@ def _layer(
         backward = quantised(backward, precision, width, forward)
         forward = quantised(forward, precision, width)
         tensors = quantised_tensors(tensors, precision)
-        copies = share.device * precision.weight_copies, share.device * precision.weight_casts
+        device = share.device_parameters
+        copies = device * precision.weight_copies, device * precision.weight_casts
+    elif fusion.startswith("full+"):
+        again = recomputed_in_groups(forward, backward, tensors, fusion == "full+projections")
+        backward, tensors = again or (backward, tensors)
     if fusion != "none":
         forward, tensors = fuse(forward, tensors)
         backward, _ = fuse(backward, ())
+    resident = fusion.startswith("full")
     name, in_order = f"{model.name}/{kind}", isinstance(model, GraphModel)
-    graphs = (
-        lay_out(f"{name}/forward", forward, tensors, in_order, fusion == "full"),
-        lay_out(f"{name}/backward", backward, (), in_order, fusion == "full"),
-    )
     return Layer(
-        kind,
-        count,
-        *graphs,
-        share.whole,
-        share.device,
-        share.experts,
-        *copies,
-        share.frozen,
-        share.frozen_experts,
-        share.packed,
-        share.packed_bytes,
-        share.matrices,
+        kind=kind,
+        count=count,
+        forward=lay_out(f"{name}/forward", forward, tensors, in_order, resident),
+        backward=lay_out(f"{name}/backward", backward, (), in_order, resident),
+        copy_bytes=copies[0],
+        cast_bytes=copies[1],
+        **vars(share),
     )
 
 
 def traced_share(layer: GraphLayer, width: int) -> Share:
     """Parameters of a traced layer, of which tensor-parallel devices hold shares."""
     device, frozen = device_parameters(layer, width)
-    return Share(layer.parameters, device, frozen=frozen, matrices=device_matrices(layer, width))
+    return Share(
+        layer.parameters, device, frozen_parameters=frozen, matrices=device_matrices(layer, width)
+    )
 
 
 def _traced_graph(model: GraphModel, strategy: Strategy, precision: Precision | None) -> LayerGraph:
@@ -424,6 +432,25 @@ def _traced_graph(model: GraphModel, strategy: Strategy, precision: Precision | 
     return LayerGraph(model, strategy, tuple(layers), model.order, model.edges, message_bytes)
 
 
+_MOST_WEIGHT_BYTES = 2.0**29
+"""Weights above this are not tried on chip: no chip with HBM has twice as much memory."""
+
+
+def _with_weights_on_chip(layers: list[Layer]) -> list[Layer]:
+    """Return the layers of a device with its weights, in bf16, on chip."""
+    size = float(ELEMENT_BYTES * sum(layer.count * layer.device_parameters for layer in layers))
+    if size > _MOST_WEIGHT_BYTES:
+        return layers
+    return [
+        replace(
+            layer,
+            forward=replace(layer.forward, weight_bytes=size),
+            backward=replace(layer.backward, weight_bytes=size),
+        )
+        for layer in layers
+    ]
+
+
 def layer_graph(
     model: Model,
     strategy: Strategy | None = None,
@@ -440,7 +467,8 @@ def layer_graph(
         How a layer is split over devices; by default not at all.
     fusion
         What is fused: ``none``, ``epilogues`` (element-wise operators onto the products they
-        follow) or ``full`` (also products with one another, whose arrays then stay on chip).
+        follow) or ``full`` (also products with one another, whose arrays then stay on chip);
+        ``full+activations`` and ``full+projections`` repeat operators inside backward groups.
     precision
         Number format of the blocks' products; by default bf16.
 
@@ -468,13 +496,23 @@ def layer_graph(
         return _traced_graph(model, strategy, low)
     if low is not None and model.lora is not None and model.lora.bits == 4:
         raise InvalidInputError(f"precision: {low.name} is not accepted with weights of 4 bits")
+    if fusion == ANY_FORM:
+        raise InvalidInputError(
+            f"fusion: {fusion} is not accepted for one plan; expected one of "
+            f"{', '.join(forms(fusion))}"
+        )
+    stays, built = fusion == "full+weights", fusion
+    if stays:
+        built = "full"
     strategy = strategy.with_load(model)
     kinds = _kinds_in_order(model, strategy)
     layers = []
     for kind in dict.fromkeys(kinds):
         routed = kind.endswith("moe-block") or (kind == "head" and model.mtp_layers > 0)
         own = _of_operators(strategy, routed)
-        layers.append(_transformer_layer(model, own, kind, kinds.count(kind), fusion, low))
+        layers.append(_transformer_layer(model, own, kind, kinds.count(kind), built, low))
+    if stays:
+        layers = _with_weights_on_chip(layers)
     place = {layer.kind: at for at, layer in enumerate(layers)}
     order = tuple(place[kind] for kind in kinds)
     edges = [(i, i + 1) for i in range(len(order) - 1)]

@@ -19,27 +19,45 @@ from typing import Literal
 
 from phaze_fast import _core
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec, Tensor, vector_spec
-from phaze_fast.opgraph.graph import CAST, PASSING_CAST
+from phaze_fast.opgraph.graph import AGAIN, CAST, PASSING_CAST
+from phaze_fast.records import changed
 from phaze_fast.software import Precision
 
-Fusion = Literal["none", "epilogues", "full"]
+Fusion = Literal[
+    "none",
+    "epilogues",
+    "full",
+    "full+activations",
+    "full+projections",
+    "full+weights",
+    "full+any",
+]
 """What is fused: nothing; element-wise operators onto the product before them; also products with
-one another, whose arrays then stay on chip as far as the buffer allows."""
+one another, whose arrays then stay on chip as far as the buffer allows. With ``+activations``, what
+element-wise operators of a feed-forward make is computed again inside the groups of the backward
+pass instead of stored; with ``+projections``, their inputs are as well. With ``+weights``, those of
+all layers of a device stay on chip from one micro-batch to the next, where the buffer holds them
+twice. ``full+any`` chooses the fastest of the four for each strategy."""
+
+ANY_FORM = "full+any"
+
+
+def forms(fusion: Fusion) -> tuple[Fusion, ...]:
+    """List the forms of fusion that a search chooses from.
+
+    Examples
+    --------
+    >>> forms("epilogues"), len(forms("full+any"))
+    (('epilogues',), 4)
+    """
+    if fusion == ANY_FORM:
+        return "full", "full+activations", "full+projections", "full+weights"
+    return (fusion,)
+
 
 _PRODUCTS = frozenset({"gemm", "gemm-input-gradient", "batched-gemm"})
-_EPILOGUES = frozenset(
-    {
-        "activation",
-        "dropout",
-        "multiply",
-        "residual",
-        "rotary",
-        "activation-backward",
-        "dropout-backward",
-        "multiply-backward",
-        "rotary-backward",
-    }
-)
+_BOTH_WAYS = ("activation", "dropout", "multiply", "rotary")
+_EPILOGUES = {"residual", *_BOTH_WAYS, *(f"{kind}-backward" for kind in _BOTH_WAYS)}
 
 
 def fuse(
@@ -61,7 +79,7 @@ def fuse(
     renamed: dict[str, str] = {}
     for i, spec in enumerate(specs):
         inputs = tuple(fused_into.get(source, source) for source in spec.inputs)
-        fused[i] = replace(spec, inputs=inputs)
+        fused[i] = changed(spec, inputs=inputs)
         host = inputs[0]
         original = spec.inputs[0]
         if host < 0 or spec.virtual or spec.kind not in _EPILOGUES:
@@ -78,10 +96,10 @@ def fuse(
         # An epilogue on some columns, such as a rotary embedding, leaves the others as they are.
         result_bytes[host] = max(result_bytes[host], spec.write_bytes)
         last_stage[host] = spec.name
-        fused[i] = replace(fused[i], virtual=True, inputs=(host,))
+        fused[i] = changed(fused[i], virtual=True, inputs=(host,))
         fused_into[i] = host
         renamed[spec.name] = fused[host].name
-    kept_tensors = tuple(replace(t, producer=renamed.get(t.producer, t.producer)) for t in tensors)
+    kept_tensors = tuple(changed(t, producer=renamed.get(t.producer, t.producer)) for t in tensors)
     return fused, kept_tensors
 
 
@@ -97,7 +115,7 @@ def _with_epilogue(
     Of that result (`result_bytes`), only what the backward pass reads is written.
     """
     extra = max(epilogue.read_bytes - result_bytes, 0.0)
-    return replace(
+    return changed(
         product,
         unit="TC+VC",
         epilogue=product.epilogue + 1,
@@ -112,6 +130,103 @@ def _with_epilogue(
         + stashed_bytes
         + max(result_bytes, epilogue.write_bytes),
     )
+
+
+# ---- recomputation inside fused groups ----
+
+
+def recomputed_in_groups(
+    forward: Sequence[OperatorSpec],
+    backward: Sequence[OperatorSpec],
+    tensors: tuple[Tensor, ...],
+    projections: bool,
+) -> tuple[list[OperatorSpec], tuple[Tensor, ...]] | None:
+    """Repeat operators of dense feed-forwards in the backward pass in place of storing outputs.
+
+    The gradient of the last projection's weights reads what activation and gate make: these repeat
+    it from their own inputs. The gradient of a gate repeats the activation on its tile.
+
+    Parameters
+    ----------
+    forward, backward, tensors
+        Operators of both passes before any are fused, and what is stored.
+    projections
+        Whether to repeat the first projections too, which then store nothing but their input.
+
+    Returns
+    -------
+    tuple or None
+        The backward pass and what is stored; None where nothing can be repeated in this manner.
+    """
+    at = {spec.name: i for i, spec in enumerate(forward)}
+    repeated: list[OperatorSpec] = []
+    places: dict[str, int] = {}
+    readers: dict[str, list[str]] = {}  # operators of the backward pass, and what they wait for
+    on_tile: dict[str, OperatorSpec] = {}  # products, and the activation that follows them
+
+    def repeat(name: str, *reading: str) -> None:
+        spec = forward[at[name]]
+        sources = [places.get(forward[i].name, -1) for i in spec.inputs if i >= 0]
+        inputs = tuple(source for source in sources if source >= 0) or (-1,)
+        repeated.append(changed(spec, name=name + AGAIN, inputs=inputs))
+        places[name] = len(repeated) - 1
+        for reader in reading:
+            readers.setdefault(reader, []).append(name)
+
+    dropped: set[str] = set()
+    for part in ("", "shared-"):
+        gated = f"{part}multiply" in at
+        made = f"{part}gated" if gated else f"{part}activation-output"
+        if not any(tensor.name == made and tensor.operand == "only" for tensor in tensors):
+            continue
+        if projections:
+            first = [f"{part}{name}" for name in ("up", "gate", "gate-up") if f"{part}{name}" in at]
+            if any(_is_gathered(forward, at[name]) for name in first):
+                continue
+            for name in first:
+                bent = not gated or not name.endswith("up") or name.endswith("gate-up")
+                slopes = [f"d-{part}activation"] * bent + [f"d-{part}multiply"] * gated
+                repeat(name, *slopes)
+            dropped |= {f"{part}activation-input", f"{part}up-output"}
+        repeat(f"{part}activation", *([] if gated else [f"d-{part}down-w"]))
+        if gated:
+            repeat(f"{part}multiply", f"d-{part}down-w")
+            on_tile[f"d-{part}down-x"] = forward[at[f"{part}activation"]]
+        dropped |= {made, f"{part}activation-output"}
+    if not repeated:
+        return None
+    kept = tuple(tensor for tensor in tensors if tensor.name not in dropped)
+    return _with_repeats(backward, repeated, places, readers, on_tile), kept
+
+
+def _is_gathered(specs: Sequence[OperatorSpec], i: int) -> bool:
+    """Whether an operator reads what other devices send, or weights that are not trained."""
+    spec = specs[i]
+    return spec.frozen or any(j >= 0 and specs[j].regather for j in spec.inputs)
+
+
+def _with_repeats(
+    backward: Sequence[OperatorSpec],
+    repeated: list[OperatorSpec],
+    places: dict[str, int],
+    readers: dict[str, list[str]],
+    on_tile: dict[str, OperatorSpec],
+) -> list[OperatorSpec]:
+    """Place repeated operators first in a backward pass, and each activation after its product."""
+    new = list(repeated)
+    moved = {-1: -1}
+    for i, spec in enumerate(backward):
+        inputs = [moved[source] for source in spec.inputs]
+        inputs += [places[name] for name in readers.get(spec.name, ())]
+        new.append(changed(spec, inputs=tuple(inputs)))
+        moved[i] = len(new) - 1
+        if spec.name in on_tile:
+            active, tile = on_tile[spec.name], spec.write_bytes
+            name = f"{active.name}{AGAIN}-x"
+            source = (moved[i],)
+            new.append(changed(active, name=name, inputs=source, read_bytes=tile, write_bytes=tile))
+            moved[i] = len(new) - 1
+    return new
 
 
 # ---- products in low precision ----
@@ -247,7 +362,7 @@ class _Pass:
 
 def _is_again(spec: OperatorSpec) -> bool:
     """Whether an operator repeats a gather of the forward pass."""
-    return spec.name.endswith("-again")
+    return spec.name.endswith(AGAIN)
 
 
 def _small_gathers(specs: Sequence[OperatorSpec], precision: Precision) -> set[int]:

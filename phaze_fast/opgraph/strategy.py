@@ -3,20 +3,80 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, WithJsonSchema
 
-from phaze_fast.errors import InfeasibleError
+from phaze_fast.errors import InfeasibleError, not_accepted
 from phaze_fast.models import GraphLayer, GraphModel, Model, TransformerModel, recognised
 from phaze_fast.records import Count, Record
 
 CONTEXT_KINDS = ("all-gather", "ring", "ulysses")
 """How devices that share a sequence attend to all of it: keys and values gathered, sent round a
-ring while attention is at work, or rows exchanged for heads."""
+ring while attention is at work, or rows exchanged for heads. ``ulysses:N/ring`` mixes the last two:
+N neighbours exchange rows for heads, and a ring links the groups of N (Megatron-Core's hierarchical
+context parallelism, a2a+p2p; Fang and Zhao 2024, arXiv:2405.07719)."""
+DISPATCHERS = ("all-to-all", "all-gather")
+"""How rows reach the experts of other devices."""
+_MIXED = re.compile(r"ulysses:([2-9]|[1-9][0-9]{1,4})/ring")
+
+
+def check_context_kind(kind: str) -> str:
+    """Return a kind of context parallelism if there is such a kind.
+
+    Raises
+    ------
+    ValueError
+        Where it is neither one of `CONTEXT_KINDS` nor ``ulysses:N/ring``.
+    """
+    if kind not in CONTEXT_KINDS and _MIXED.fullmatch(kind) is None:
+        raise not_accepted("cp_kind", kind, f"{', '.join(CONTEXT_KINDS)} or ulysses:N/ring")
+    return kind
+
+
+def context_widths(kind: str, cp: int) -> tuple[int, int]:
+    """Return how many neighbours exchange rows for heads, and how many such groups there are.
+
+    Examples
+    --------
+    >>> [context_widths(kind, 8) for kind in ("ring", "ulysses", "ulysses:2/ring")]
+    [(1, 8), (8, 1), (2, 4)]
+    """
+    mixed = _MIXED.fullmatch(kind)
+    inside = int(mixed[1]) if mixed else cp if kind == "ulysses" else 1
+    return inside, cp // inside
+
+
+def context_code(kind: str) -> int:
+    """Return the number of a kind of context parallelism."""
+    mixed = _MIXED.fullmatch(kind)
+    return len(CONTEXT_KINDS) + int(mixed[1]) if mixed else CONTEXT_KINDS.index(kind)
+
+
+def context_kind(code: int) -> str:
+    """Return the kind of context parallelism with a number of `context_code`.
+
+    Examples
+    --------
+    >>> context_kind(context_code("ulysses:4/ring"))
+    'ulysses:4/ring'
+    """
+    known = len(CONTEXT_KINDS)
+    return CONTEXT_KINDS[code] if code < known else f"ulysses:{code - known}/ring"
+
+
+ContextKind = Annotated[
+    str,
+    AfterValidator(check_context_kind),
+    WithJsonSchema(
+        {"type": "string", "pattern": f"^({'|'.join(CONTEXT_KINDS)}|{_MIXED.pattern})$"}
+    ),
+]
+"""A kind of context parallelism, as text."""
 
 
 class Strategy(Record):
@@ -36,14 +96,17 @@ class Strategy(Record):
     """Whether those devices also share the rows of norms, residuals and dropouts."""
     cp: Count = 1
     """Devices that share the rows of a sequence everywhere."""
-    cp_kind: Literal["all-gather", "ring", "ulysses"] = "all-gather"
-    """How those devices attend to the whole sequence, one of `CONTEXT_KINDS`."""
+    cp_kind: ContextKind = "all-gather"
+    """How those devices attend to the whole sequence; see `CONTEXT_KINDS`."""
     ep: Count = 1
     """Devices that share the experts of a mixture."""
     etp: Count | None = None
     """Devices that share the matrices of each expert; by default `tp`. Of the devices of a stage,
     counted by tensor, then context, then replica index, every `etp` neighbours share an expert and
     every ``etp * ep`` neighbours have one copy of all experts (Megatron-Core's folding)."""
+    dispatcher: Literal["all-to-all", "all-gather"] = "all-to-all"
+    """How rows reach experts: each is sent to the devices of its experts, or all devices that have
+    one copy of the experts gather all rows."""
     expert_imbalance: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] | None = 1.0
     """Tokens of the busiest device of an expert group over their mean; none = as published runs of
     such routers say (`MixtureOfExperts.busiest_load`)."""
@@ -52,6 +115,8 @@ class Strategy(Record):
     overlap_experts: bool = False
     """Whether they run while passes of another micro-batch compute, which hide them as far as they
     last."""
+    offload_optimizer: bool = False
+    """Whether the host has the optimiser's state and updates it."""
     micro_batch: Count = 1
     """Sequences a device works on at once."""
     seq: Count | None = None
@@ -74,6 +139,23 @@ class Strategy(Record):
     def expert_devices(self) -> int:
         """Neighbouring devices of a stage that together have one copy of all experts."""
         return self.expert_width * self.ep
+
+    @property
+    def groups(self) -> dict[str, tuple[int, int]]:
+        """Devices of each group that communicates, and the distance of neighbours in ranks.
+
+        Ranks count tensor-parallel devices first, then those of a context group, then replicas.
+        """
+        inside, outside = context_widths(self.cp_kind, self.cp)
+        return {
+            "tensor": (self.tp, 1),
+            "context": (self.cp, self.tp),
+            "context-heads": (inside, self.tp),
+            "context-ring": (outside, inside * self.tp),
+            "expert": (self.ep, self.expert_width),
+            "expert-tensor": (self.expert_width, 1),
+            "expert-mesh": (self.expert_devices, 1),
+        }
 
     @property
     def expert_replicas(self) -> int:
@@ -127,18 +209,24 @@ def _context_reasons(model: TransformerModel, s: Strategy) -> Iterator[str]:
         yield f"sequence_parallel: {t} devices do not divide {s.micro_batch * seq // cp} rows"
     if cp == 1 or s.cp_kind == "all-gather":
         return
-    if s.cp_kind == "ring":
-        if model.attention != "flash":
-            yield (
-                f"cp_kind: ring is not accepted for {model.name}, which computes all scores of a "
-                "row at once; expected all-gather or ulysses, or fused attention"
-            )
+    inside, groups = context_widths(s.cp_kind, cp)
+    if s.cp_kind.endswith("ring") and model.attention != "flash":
+        yield (
+            f"cp_kind: {s.cp_kind} is not accepted for {model.name}, which computes all scores of "
+            "a row at once; expected all-gather or ulysses, or fused attention"
+        )
+        return
+    if inside * groups != cp or (groups == 1 and s.cp_kind != "ulysses"):
+        yield (
+            f"cp_kind: {s.cp_kind} with cp {cp} is not accepted; expected groups of a divisor of "
+            f"{cp} that is less than {cp}"
+        )
         return
     names = {"heads": model.heads // t, "key/value heads": (model.kv_heads or model.heads) // t}
     for noun, count in names.items():
-        if count % cp:
+        if count % inside:
             yield (
-                f"cp_kind: ulysses over {cp} devices does not share out the {count} {noun} of "
+                f"cp_kind: ulysses over {inside} devices does not share out the {count} {noun} of "
                 f"a device at tp {t}; expected a divisor of {max(1, count)}, or ring "
                 "or all-gather"
             )
@@ -152,6 +240,11 @@ def _expert_reasons(model: TransformerModel, s: Strategy) -> Iterator[str]:
         yield f"ep: {ep} is not accepted; {model.name} has no experts"
     elif moe is not None and moe.experts % ep:
         yield f"ep: {ep} does not divide {moe.experts} experts"
+    if s.dispatcher == "all-gather" and t > 1 and not s.sequence_parallel:
+        yield (
+            "dispatcher: all-gather is not accepted without sequence parallelism, by which "
+            "tensor-parallel devices have rows of their own"
+        )
     if own is None or own == t:
         return
     rejected = f"etp: {own} with tp {t} is not accepted"

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from phaze_fast.models import WIDE, GraphLayer, GraphOperator, held_bytes
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec, Tensor
+from phaze_fast.opgraph.graph import AGAIN
 from phaze_fast.opgraph.strategy import Strategy
 
 _GRADIENTS = ("gemm-input-gradient", "gemm-weight-gradient")
@@ -164,7 +165,7 @@ def backward_specs(
             sources = tuple(place[one] for one in left[of.inputs])
             size = float(ELEMENT_BYTES * spec.b * spec.m * spec.n)
             if rows:  # weight gradients need the gathered input once more
-                specs.append(_collective(f"{op.name}-again", "all-gather", (-1,), size))
+                specs.append(_collective(f"{op.name}{AGAIN}", "all-gather", (-1,), size))
             kind = "reduce-scatter" if rows else "all-reduce"
             specs.append(_collective(f"{op.name}-sum", kind, sources, size))
             place |= dict.fromkeys(left[of.inputs], len(specs) - 1)

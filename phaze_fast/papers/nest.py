@@ -9,7 +9,7 @@ every field and the formulas.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Self
@@ -19,8 +19,8 @@ from pydantic import Field, model_validator
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, brief, check_one_of
+from phaze_fast.papers.placement import LayerTable
 from phaze_fast.papers.problem_files import Flag, Node, ProblemFile, Rate, Size, Whole
-from phaze_fast.tables import Array
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes
 
@@ -35,23 +35,6 @@ TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 _NETWORK = ("devices_per_level", "bws", "latency_per_level")
 _STATES = {"SGD": 2.0, "Adam": 8.0}  # weights, gradients and moments, as multiples of the weights
-
-
-@dataclass(frozen=True, eq=False)
-class NestWidth:
-    """The layers of a model at one tensor-parallel width, in order."""
-
-    width: int
-    ids: tuple[int, ...]
-    forward_s: Array
-    backward_s: Array
-    weight_bytes: Array
-    kept_bytes: Array
-    """Activations."""
-    edge_from: Array
-    """Positions of layers, not ids."""
-    edge_to: Array
-    edge_bytes: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,17 +55,17 @@ class NestProblem:
     states: float
     """Bytes of weights, gradients and moments per byte of weights."""
     recompute: bool
-    widths: tuple[NestWidth, ...]
-    """Narrowest first."""
+    tables: Mapping[int, LayerTable]
+    """By tensor-parallel width, narrowest first; their resident bytes are those of the weights."""
 
     @property
     def devices(self) -> int:
         """Devices of all levels together."""
         return math.prod(self.level_sizes)
 
-    def stage_devices(self, width: NestWidth) -> int:
+    def stage_devices(self, width: int) -> int:
         """Devices of one stage at a width."""
-        return width.width * self.other_degrees
+        return width * self.other_degrees
 
 
 class _NestNode(Node):
@@ -125,7 +108,7 @@ class _NestFile(ProblemFile):
             )
         return self
 
-    def width(self, width: int, unit_s: float) -> NestWidth:
+    def table(self, width: int, unit_s: float) -> LayerTable:
         """Return the layers of one width; each sends to the next one, and perhaps to others."""
         nodes, edges = self.layers(width)
         ids = [node.id for node in nodes]
@@ -141,16 +124,14 @@ class _NestFile(ProblemFile):
                     f"edges.{width}: no edge from {ids[at]} to {ids[at + 1]}; expected one from "
                     "every layer to the next, and further edges"
                 )
-        return NestWidth(
-            width=width,
-            ids=tuple(ids),
+        return LayerTable(
+            names=ids,
             forward_s=np.array([node.optimalLatencyFw for node in nodes]) * unit_s,
             backward_s=np.array([node.optimalLatencyBw for node in nodes]) * unit_s,
-            weight_bytes=np.array([node.parameterSize for node in nodes]),
-            kept_bytes=np.array([node.activationSize for node in nodes]),
-            edge_from=np.array([source for source, _, _ in edges], dtype=np.int32),
-            edge_to=np.array([target for _, target, _ in edges], dtype=np.int32),
-            edge_bytes=np.array([size for _, _, size in edges], dtype=np.float64),
+            resident_bytes=[node.parameterSize for node in nodes],
+            stash_bytes=[node.activationSize for node in nodes],
+            edges=ends,
+            edge_bytes=[size for _, _, size in edges],
         )
 
 
@@ -191,8 +172,8 @@ def nest_from_dict(data: Any, name: str = "problem", time_unit: str = "s") -> Ne
     ...         "activationRecomputation": False, "optimizerAlgorithm": "SGD",
     ...     }
     ... )
-    >>> problem.devices, problem.widths[0].ids
-    (4, (0, 1))
+    >>> problem.devices, problem.tables[1].names
+    (4, [0, 1])
     """
     check_one_of("time_unit", time_unit, TIME_UNITS)
     name, file = _NestFile.read(data, name)
@@ -207,7 +188,7 @@ def nest_from_dict(data: Any, name: str = "problem", time_unit: str = "s") -> Ne
         other_degrees=file.ep_degree * file.cp_degree,
         states=_STATES[file.optimizerAlgorithm],
         recompute=file.activationRecomputation,
-        widths=tuple(file.width(w, unit_s) for w in sorted(map(int, file.nodes))),
+        tables={w: file.table(w, unit_s) for w in sorted(map(int, file.nodes))},
     )
 
 
@@ -223,11 +204,17 @@ class _NestStages:
     replica follows.
     """
 
-    def __init__(
-        self, problem: NestProblem, width: NestWidth, ranges: list[tuple[int, int]]
-    ) -> None:
-        self._problem, self._width, self._ranges = problem, width, ranges
+    def __init__(self, problem: NestProblem, width: int, ranges: list[tuple[int, int]]) -> None:
+        self._problem, self._ranges = problem, ranges
+        self._table, self._columns = problem.tables[width], problem.tables[width].columns
         self._devices = problem.stage_devices(width)
+
+    def _crossing(self, begin: int, end: int, out: bool = False) -> Any:
+        """Mark the edges that enter the layers ``begin`` up to ``end``, or leave them."""
+        first, last = self._columns["edge_from"], self._columns["edge_to"]
+        if out:
+            return (first >= begin) & (first < end) & (last >= end)
+        return (first < begin) & (last >= begin) & (last < end)
 
     def _tiers(self, begins: Any) -> Any:
         """Lowest level that contains each device and its counterpart in the next stage."""
@@ -248,36 +235,27 @@ class _NestStages:
 
     def load(self, stage: int, tier_in: int, tier_out: int) -> float:
         """Seconds of one micro-batch in a stage whose messages cross these tiers."""
-        begin, end = self._ranges[stage]
-        w = self._width
+        (begin, end), table, columns = self._ranges[stage], self._table, self._columns
+        sizes, into, out = table.edge_bytes, *(self._crossing(begin, end, o) for o in (False, True))
         done = 0.0
-        into = (w.edge_from < begin) & (w.edge_to >= begin) & (w.edge_to < end)
         for k in range(begin, end):
-            arrived = self._messages(w.edge_bytes[into & (w.edge_to == k)], tier_in)
-            done = float(w.forward_s[k]) + max(done, arrived)
-        back = math.fsum(w.backward_s[begin:end])
+            arrived = self._messages(sizes[into & (columns["edge_to"] == k)], tier_in)
+            done = float(table.forward_s[k]) + max(done, arrived)
+        back = math.fsum(table.backward_s[begin:end])
         returned = back if self._problem.recompute and stage + 1 < len(self._ranges) else 0.0
-        out = (w.edge_from >= begin) & (w.edge_from < end) & (w.edge_to >= end)
         for k in range(end - 1, begin - 1, -1):
-            arrived = self._messages(w.edge_bytes[out & (w.edge_from == k)], tier_out)
-            returned = float(w.backward_s[k]) + max(returned, arrived)
+            arrived = self._messages(sizes[out & (columns["edge_from"] == k)], tier_out)
+            returned = float(table.backward_s[k]) + max(returned, arrived)
         return done + returned
 
     def memory_bytes(self, stage: int) -> float:
         """Bytes of one device of a stage."""
-        begin, end = self._ranges[stage]
-        w = self._width
-        activation_bytes = math.fsum(w.kept_bytes[begin:end])
-        stash = activation_bytes
+        (begin, end), table = self._ranges[stage], self._table
+        activation_bytes = stash = math.fsum(table.stash_bytes[begin:end])
         if self._problem.recompute:
-            into = (w.edge_from < begin) & (w.edge_to >= begin) & (w.edge_to < end)
-            stash = math.fsum(w.edge_bytes[into])
-        after = len(self._ranges) - 1 - stage
-        return (
-            self._problem.states * math.fsum(w.weight_bytes[begin:end])
-            + activation_bytes
-            + after * stash
-        )
+            stash = math.fsum(table.edge_bytes[self._crossing(begin, end)])
+        state_bytes = self._problem.states * math.fsum(table.resident_bytes[begin:end])
+        return state_bytes + activation_bytes + (len(self._ranges) - 1 - stage) * stash
 
     def _boundaries(self, replicas: int) -> Any:
         """Tiers of stage boundaries: a row per replica, from the last boundary to the first."""
@@ -315,7 +293,7 @@ class _NestStages:
             stages.append(
                 {
                     "devicesForStage": self._devices,
-                    "nodes": list(self._width.ids[begin:end]),
+                    "nodes": list(self._table.names[begin:end]),
                     "firstDevice": after * self._devices,
                     "tierIn": tier_in,
                     "tierOut": tier_out,
@@ -334,40 +312,41 @@ def _pointer(lengths: Sequence[int]) -> Any:
 
 
 _BY_LAYER = ("forward_s", "backward_s", "weight_bytes", "kept_bytes")
+_IN_TABLE = ("forward_s", "backward_s", "resident_bytes", "stash_bytes")
+"""Numbers of the layers as the kernel and as tables name them."""
 
 
-def _column(records: Sequence[Any], name: str, dtype: str = "f8") -> Any:
-    return np.concatenate(
-        [np.empty(0, dtype), *(np.asarray(getattr(r, name), dtype) for r in records)]
-    )
+def _joined(parts: Iterable[Any], dtype: str = "f8") -> Any:
+    return np.concatenate([np.empty(0, dtype), *(np.asarray(part, dtype) for part in parts)])
 
 
 def _kernel(
     problems: Sequence[NestProblem], all_replicas: bool, threads: int
 ) -> list[_core.NestAnswer]:
-    listed = [(problem, width) for problem in problems for width in problem.widths]
-    layers = [width for _, width in listed]
+    listed = [(problem, width) for problem in problems for width in problem.tables]
+    columns = [problem.tables[width].columns for problem, width in listed]
+    names = zip(_BY_LAYER, _IN_TABLE, strict=True)
     return _core.place_nest(
         networks={
             "level_ptr": _pointer([len(p.level_sizes) for p in problems]),
-            "level_size": _column(problems, "level_sizes", "i8"),
-            "level_bytes_per_s": _column(problems, "level_bytes_per_s"),
-            "level_latency_s": _column(problems, "level_latency_s"),
+            "level_size": _joined((p.level_sizes for p in problems), "i8"),
+            "level_bytes_per_s": _joined(p.level_bytes_per_s for p in problems),
+            "level_latency_s": _joined(p.level_latency_s for p in problems),
         },
         layers={
-            "layer_ptr": _pointer([len(w.ids) for w in layers]),
-            **{name: _column(layers, name) for name in _BY_LAYER},
+            "layer_ptr": _pointer([len(c["forward_s"]) for c in columns]),
+            **{name: _joined(c[own] for c in columns) for name, own in names},
         },
         edges={
-            "edge_ptr": _pointer([len(w.edge_from) for w in layers]),
-            "edge_from": _column(layers, "edge_from", "i4"),
-            "edge_to": _column(layers, "edge_to", "i4"),
-            "edge_bytes": _column(layers, "edge_bytes"),
+            "edge_ptr": _pointer([len(c["edge_from"]) for c in columns]),
+            "edge_from": _joined((c["edge_from"] for c in columns), "i4"),
+            "edge_to": _joined((c["edge_to"] for c in columns), "i4"),
+            "edge_bytes": _joined(c["edge_bytes"] for c in columns),
         },
         stage_devices=np.array(
             [min(p.stage_devices(w), _core.MAX_NEST_DEVICES + 1) for p, w in listed], dtype="i8"
         ),
-        width_ptr=_pointer([len(p.widths) for p in problems]),
+        width_ptr=_pointer([len(p.tables) for p in problems]),
         memory_bytes=np.array([p.memory_bytes for p in problems], dtype="f8"),
         states=np.array([p.states for p in problems], dtype="f8"),
         micro_batches=np.array([p.micro_batches for p in problems], dtype="i8"),
@@ -380,21 +359,22 @@ def _kernel(
 def _reason(problem: NestProblem, bytes_needed: float, stages: int, at: int) -> str:
     """Describe why nothing fits, and which change would help."""
     if at < 0:
-        width = problem.widths[0]
+        width = next(iter(problem.tables))
         took = problem.stage_devices(width)
         return (
-            f"a stage of width {width.width} takes {took} devices (width x ep_degree x cp_degree), "
+            f"a stage of width {width} takes {took} devices (width x ep_degree x cp_degree), "
             f"and maxDevices is {problem.devices}"
         )
     over = bytes_needed - problem.memory_bytes
     plural = "s" if stages > 1 else ""
     text = (
-        f"at best, with width {problem.widths[at].width} and {stages} stage{plural}, the fullest "
+        f"at best, with width {list(problem.tables)[at]} and {stages} stage{plural}, the fullest "
         f"device needs {format_bytes(bytes_needed)}, {format_bytes(over)} ({math.ceil(over)} "
         "bytes) over maxMemoryPerDevice; it would fit with maxMemoryPerDevice "
         f"{math.ceil(bytes_needed)}"
     )
-    last = (problem.states * w.weight_bytes[-1] + w.kept_bytes[-1] for w in problem.widths)
+    tables = problem.tables.values()
+    last = (problem.states * w.resident_bytes[-1] + w.stash_bytes[-1] for w in tables)
     if all(size > problem.memory_bytes for size in last):
         text += (
             ". The last layer alone does not fit: here NEST turns to ZeRO, whose time comes from "
@@ -417,8 +397,8 @@ def _answer(problem: NestProblem, answer: _core.NestAnswer) -> dict[str, Any]:
         reason = _reason(problem, answer.needed_bytes, answer.needed_stages, answer.needed_width)
         return unplanned(problem.name, "infeasible", reason, answer.seconds)
     time_s, load_s, replicas, begins = answer.time_s, answer.load_s, answer.replicas, answer.begins
-    width = problem.widths[answer.width]
-    cuts = [*begins.tolist(), len(width.ids)]
+    width = list(problem.tables)[answer.width]
+    cuts = [*begins.tolist(), len(problem.tables[width])]
     count = len(begins)
     rounds = -(-problem.micro_batches // replicas) + count - 1
     priced = _NestStages(problem, width, list(pairwise(cuts)))
@@ -431,7 +411,7 @@ def _answer(problem: NestProblem, answer: _core.NestAnswer) -> dict[str, Any]:
         "finalTimePerBatch": time_s,
         "bound": time_s,
         "p": count,
-        "t": width.width,
+        "t": width,
         "d": replicas,
         "stages": priced.records(),
         "solve_s": answer.seconds,

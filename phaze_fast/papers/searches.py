@@ -42,19 +42,12 @@ _CAPACITY = "hbm.capacity_bytes"
 
 
 def exact_evaluator(
-    models: Model | Sequence[Model],
-    space: ArchitectureSpace,
-    cluster: Cluster,
-    training: Training,
-    weights: Sequence[float] = (),
-    threads: int | None = None,
+    model: Model, space: ArchitectureSpace, cluster: Cluster, training: Training
 ) -> ExactEvaluator:
-    """Create the exact evaluator of a space's chips for one model, or several with one step."""
+    """Create the exact evaluator of a space's chips for one model, on all cores."""
     groups = ChipGroups.of(space)
-    several = [models] if isinstance(models, Model) else list(models)
-    return ExactEvaluator(
-        problems_of(several, groups, cluster, training), groups, weights, thread_count(threads)
-    )
+    problems = problems_of([model], groups, cluster, training)
+    return ExactEvaluator(problems, groups, (), thread_count(None))
 
 
 def _buckets(area_mm2: Array, order: Array) -> list[Array]:

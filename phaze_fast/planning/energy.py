@@ -21,6 +21,7 @@ _EVENTS = {
     "vector": ("vector_op_j",),
     "sram": ("local_byte_j", "buffer_byte_j"),
     "die_to_die": ("die_byte_j",),
+    "stacked": ("stacked_byte_j",),
     "hbm": ("hbm_byte_j",),
 }
 """Tiers whose energy is that of events on the chip, and their constants in the energy table."""

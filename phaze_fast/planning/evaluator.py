@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,13 +21,14 @@ from phaze_fast.errors import InvalidTypeError
 from phaze_fast.hardware import Cluster, cluster_record
 from phaze_fast.memory import INSTANTS, SCHEDULES, TERMS, optimizer
 from phaze_fast.models import Model, load
+from phaze_fast.opgraph.graph import AGAIN
 from phaze_fast.planning.layouts import LayoutGrid, node_devices, strategies
 from phaze_fast.planning.plans import PARTS, Plan, Stage, plan_interval_s
 from phaze_fast.planning.sizes import (
     BOUNDARY_KINDS,
     StrategySizes,
+    fused_sizes,
     strategy_arrays,
-    strategy_sizes,
     training_record,
 )
 from phaze_fast.planning.throughput import step_throughput
@@ -190,7 +191,8 @@ class PlanEvaluator:
         training, modes = self.training, self.training.recompute_modes
         runs = (training.software, training.precision, training.fusion)
         allowed = strategies(self.model, self.cluster, training, self._illegal)
-        return [strategy_sizes(self.model, strategy, modes, *runs) for strategy in allowed]
+        parts = [fused_sizes(self.model, strategy, modes, *runs) for strategy in allowed]
+        return list(chain.from_iterable(parts))
 
     @property
     def has_all_layouts(self) -> bool:
@@ -581,6 +583,8 @@ class PlanEvaluator:
             cp_kind=strategy.cp_kind,
             ep=strategy.ep,
             etp=strategy.etp,
+            dispatcher=strategy.dispatcher,
+            offload_optimizer=strategy.offload_optimizer,
             expert_imbalance=strategy.with_load(model).expert_imbalance or 1.0,
             expert_overlap=strategy.expert_overlap,
             overlap_experts=strategy.overlap_experts,
@@ -596,7 +600,7 @@ class PlanEvaluator:
             optimizer=training.optimizer_name,
             precision=training.precision.reference,
             software=training.software.reference,
-            fusion=training.fusion,
+            fusion=sizes.fusion,
             reserved_bytes=float(training.reserved_bytes),
             layers_proven=proven,
             time_s=time_s,
@@ -634,6 +638,8 @@ def _recomputed_flops(sizes: StrategySizes, mode: str) -> dict[str, float]:
         counted &= np.array([name in names for name in graph.names], dtype=bool)
         block = layer.kind not in BOUNDARY_KINDS
         flops[layer.kind] = float(graph.ops["flops"][counted].sum()) if block else 0.0
+        again = np.array([name.endswith(AGAIN) for name in layer.backward.names], dtype=bool)
+        flops[layer.kind] += float(layer.backward.ops["flops"][again].sum())
     return flops
 
 

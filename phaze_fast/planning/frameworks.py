@@ -49,6 +49,14 @@ class _Layouts:
         return inside
 
     @property
+    def replicated(self) -> Array:
+        """Whether several devices have the same weights, or the same experts."""
+        replicas = self.dp * self.strategy.cp
+        copies = self.strategy.tp * replicas // self.strategy.expert_devices
+        several: Array = (replicas > 1) | (copies > 1)
+        return several
+
+    @property
     def chunks_alone(self) -> Array:
         """Whether one stage has several chunks."""
         alone: Array = (self.vpp > 1) & (self.pp == 1)
@@ -80,6 +88,7 @@ def _megatron(at: _Layouts) -> dict[str, Any]:
         "chunks": ~known & (at.vpp > 1),
         "rounds": known & (at.vpp > 1) & ((at.pp == 1) | (at.micro_batches % at.pp > 0)),
         "rank_order": at.stages_inside & (at.zero >= 2),
+        "offload": at.strategy.offload_optimizer & (at.zero != 1) & at.replicated,
     }
 
 
@@ -91,9 +100,11 @@ def _torchtitan(at: _Layouts) -> dict[str, Any]:
         "zero_0_cp": (at.zero == 0) & (at.dp == 1) & (cp > 1),
         "cp_kind": cp > 1 and at.strategy.cp_kind not in framework_table("torchtitan")["cp_kinds"],
         "etp": at.strategy.etp not in ((None, 1, tp) if at.strategy.ep > 1 else (None, tp)),
+        "dispatcher": at.strategy.dispatcher != "all-to-all",
         "schedule": ~np.isin(at.schedule, _codes("torchtitan")) & (at.pp > 1),
         "vpp": at.chunks_alone,
         "sequence_parallel": tp > 1 and not at.strategy.sequence_parallel,
+        "offload": at.strategy.offload_optimizer,
         "rank_order": at.stages_inside,
     }
 
@@ -109,6 +120,7 @@ def _maxtext(at: _Layouts) -> dict[str, Any]:
         "ep": at.sharing % strategy.ep != 0,
         "shard": at.hybrid & ((at.zero == 1) | (at.sharing == 1)),
         "zero_2": at.zero == 2,
+        "offload": strategy.offload_optimizer,
         "rank_order": at.stages_inside,
         "zero": (strategy.cp * strategy.ep > 1) & (at.zero < 2),
     }
@@ -125,6 +137,7 @@ def _deepspeed(at: _Layouts) -> dict[str, Any]:
         "sequence_parallel": strategy.tp > 1 and strategy.sequence_parallel,
         "rank_order": at.stages_inside,
         "shard": at.hybrid & (at.zero < 3),
+        "offload": strategy.offload_optimizer & (at.zero == 0),
     }
 
 

@@ -24,7 +24,7 @@ from phaze_fast import _core
 from phaze_fast.hardware import Cluster, TieredFabric
 from phaze_fast.memory import SCHEDULES, TWO_CHUNKS, places
 from phaze_fast.models import Model, TransformerModel
-from phaze_fast.opgraph import CONTEXT_KINDS, Strategy
+from phaze_fast.opgraph import CONTEXT_KINDS, DISPATCHERS, Strategy
 from phaze_fast.planning.sizes import strategy_faults
 from phaze_fast.planning.training import OVERLAPPING, RANK_ORDERS, Training
 from phaze_fast.tables import Array
@@ -63,9 +63,16 @@ class WidthChoices:
     cp: tuple[int, ...]
     cp_kinds: tuple[Any, ...]
     """Kinds of context parallelism for widths above 1."""
+    in_node: int
+    """Devices of a node inside which neighbours may exchange rows for heads while a ring links such
+    groups; 0: none but those in `cp_kinds`."""
     ep: tuple[int, ...]
     etp: tuple[int | None, ...]
     micro_batch: tuple[int, ...]
+    dispatchers: tuple[str, ...]
+    """How rows may reach experts; see `Training.dispatcher`."""
+    top_k: int
+    """Experts of a row."""
 
     @classmethod
     def of(cls, model: Model, cluster: Cluster, training: Training) -> WidthChoices:
@@ -86,22 +93,58 @@ class WidthChoices:
         return cls(
             tp=tuple(sorted(tp)),
             cp=tuple(sorted(cp)),
-            cp_kinds=tuple(k for k in CONTEXT_KINDS if "auto" in kinds or k in kinds),
+            cp_kinds=CONTEXT_KINDS if "auto" in kinds else kinds,
+            in_node=node_devices(cluster) if "auto" in kinds else 0,
             ep=tuple(sorted(ep)),
             etp=tuple(sorted(etp, key=lambda n: n or 0)),
             micro_batch=tuple(sorted(training.micro_batch)),
+            dispatchers=training.dispatcher,
+            top_k=0 if moe is None else moe.top_k,
         )
+
+    @property
+    def kinds_tried(self) -> list[str]:
+        """Kinds of context parallelism, those that are mixed in one word."""
+        mixed = any(self._mixed(tp, cp) for tp in self.tp for cp in self.cp)
+        return [*self.cp_kinds, *["ulysses:N/ring"] * mixed]
 
     def combinations(self, training: Training) -> Iterator[Strategy]:
         """Combine the widths; a sequence on one device has one kind of context parallelism."""
-        contexts = [(1, CONTEXT_KINDS[0])] if 1 in self.cp else []
-        contexts += [(cp, kind) for cp in self.cp if cp > 1 for kind in self.cp_kinds]
-        for tp, (cp, kind), ep, etp, micro_batch in itertools.product(
-            self.tp, contexts, self.ep, self.etp, self.micro_batch
-        ):
-            if etp is None or etp <= tp or training.etp is not None:
-                for overlapping in _overlaps(training, ep):
-                    yield training.strategy_of(tp, cp, kind, ep, etp, micro_batch, overlapping)
+        offloads = [False, True][: 1 + ("optimizer" in training.offload)]
+        for t in self.tp:
+            for (cp, kind), ep, etp, micro_batch in itertools.product(
+                self._contexts(t), self.ep, self.etp, self.micro_batch
+            ):
+                if etp is not None and etp > t and training.etp is None:
+                    continue
+                choices = (_overlaps(training, ep), self._dispatchers(ep), offloads)
+                for more in itertools.product(*choices):
+                    yield training.strategy_of(t, cp, kind, ep, etp, micro_batch, *more)
+
+    @property
+    def dispatchers_tried(self) -> list[str]:
+        """How rows may reach experts for some width."""
+        tried = {word for ep in self.ep for word in self._dispatchers(ep)}
+        return [word for word in DISPATCHERS if word in tried]
+
+    def _dispatchers(self, ep: int) -> list[str]:
+        """List how rows may reach experts on `ep` devices, which makes no difference for one."""
+        if ep == 1:
+            return list(DISPATCHERS[:1])
+        if "auto" in self.dispatchers:
+            return list(DISPATCHERS[: 1 + (ep <= self.top_k)])
+        return list(self.dispatchers)
+
+    def _contexts(self, tp: int) -> Iterator[tuple[int, str]]:
+        """Yield widths and kinds of context parallelism."""
+        for cp in self.cp:
+            yield from ((cp, kind) for kind in (self.cp_kinds if cp > 1 else CONTEXT_KINDS[:1]))
+            yield from ((cp, kind) for kind in self._mixed(tp, cp))
+
+    def _mixed(self, tp: int, cp: int) -> list[str]:
+        """List the mixed kinds to try: groups of a node, where a context group spans nodes."""
+        inside = self.in_node // tp if tp * cp > self.in_node else 0
+        return [f"ulysses:{n}/ring" for n in divisors(cp) if 1 < n < cp and n <= inside]
 
 
 def _overlaps(training: Training, ep: int) -> list[bool]:
@@ -369,9 +412,10 @@ def space_text(model: Model, cluster: Cluster, training: Training) -> str:
         f"tensor parallel {_listed(widths.tp)}"
         + " without sequence parallelism" * (not training.sequence_parallel),
         f"context parallel {_listed(widths.cp)}"
-        + f" ({_listed(widths.cp_kinds)})" * (max(widths.cp) > 1),
+        + f" ({_listed(widths.kinds_tried)})" * (max(widths.cp) > 1),
         f"expert parallel {_listed(widths.ep)}"
-        + f" with experts over {_listed(widths.etp)} devices each" * (widths.etp != (None,)),
+        + f" with experts over {_listed(widths.etp)} devices each" * (widths.etp != (None,))
+        + f", rows to experts by {_listed(widths.dispatchers_tried)}" * (max(widths.ep) > 1),
         f"micro-batch {_listed(widths.micro_batch)}",
         f"replicas {_listed(sorted(dp)) if dp else 'that divide the batch'}",
         f"stages {_listed(sorted(pp)) if pp else f'up to {_MOST_STAGES}'}, no more than blocks",
@@ -379,6 +423,7 @@ def space_text(model: Model, cluster: Cluster, training: Training) -> str:
         f"schedules {_listed(names)}",
         f"recomputation by stage of {_listed(training.recompute_modes)}{some}",
         f"rank order {training.rank_order}",
+        *["optimiser's state in HBM or in the host's memory"] * ("optimizer" in training.offload),
         "every partition into contiguous stages (1f1b, zb-h1)",
     ]
     if any(name not in ("1f1b", "zb-h1") for name in training.schedule):

@@ -12,7 +12,7 @@ from pydantic import model_validator
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.memory import SCHEDULES, TWO_CHUNKS, ScheduleName, check_chunks, places
-from phaze_fast.opgraph import Strategy
+from phaze_fast.opgraph import ContextKind, Strategy
 from phaze_fast.planning.layouts import divisors, sharing_counts
 from phaze_fast.planning.pipelines import refusal
 from phaze_fast.planning.plans import Plan
@@ -54,14 +54,18 @@ class PlanSpec(TrainingStep):
     """Replicas."""
     cp: Count = 1
     """Context-parallel width."""
-    cp_kind: Literal["all-gather", "ring", "ulysses"] = "all-gather"
-    """How its devices attend to the whole sequence: keys and values gathered, sent round a ring, or
-    rows exchanged for heads."""
+    cp_kind: ContextKind = "all-gather"
+    """How its devices attend to the whole sequence: keys and values gathered (all-gather), sent
+    round a ring, rows exchanged for heads (ulysses), or these in groups of N neighbours and a ring
+    between the groups (ulysses:N/ring)."""
     ep: Count = 1
     """Expert-parallel width."""
     etp: Count | None = None
     """Devices that share the matrices of each expert, by default as many as `tp`; ``etp * ep`` is a
     divisor of ``tp * cp * dp``."""
+    dispatcher: Literal["all-to-all", "all-gather"] = "all-to-all"
+    """How rows reach experts: sent to the devices of their experts, or gathered by all that have
+    one copy of the experts."""
     zero: Literal[0, 1, 2, 3] = 0
     """What replicas share: optimiser state (1), gradients (2), weights (3)."""
     shard: Count | None = None
@@ -78,6 +82,9 @@ class PlanSpec(TrainingStep):
     """What is computed again in the backward pass, for all stages or for each: ``none``,
     ``selective``, ``full``, sets of operators joined by ``+``, any of them with ``:N`` for the
     first N blocks of each chunk (``full:3``, ``full:3/norms``); auto: the fastest that fits."""
+    offload_optimizer: bool = False
+    """Whether the host has the optimiser's state and updates it (activations: ``offload`` among the
+    sets of `recompute`)."""
     stages: tuple[Count, ...] | None = None
     """Layers of each stage (of each chunk where interleaved), embedding and head counted; by
     default blocks are divided evenly."""
@@ -104,7 +111,8 @@ class PlanSpec(TrainingStep):
     def strategy(self) -> Strategy:
         """How a layer is split over devices."""
         widths = (self.tp, self.cp, self.cp_kind, self.ep, self.etp, self.micro_batch)
-        return self.strategy_of(*widths, self.pp > 1 and self.schedule in OVERLAPPING)
+        overlapping = self.pp > 1 and self.schedule in OVERLAPPING
+        return self.strategy_of(*widths, overlapping, self.dispatcher, self.offload_optimizer)
 
     @property
     def asked_overlap(self) -> bool | None:
@@ -142,6 +150,8 @@ class PlanSpec(TrainingStep):
             for text in self._recompute_texts:
                 check_stage_recompute(text)
         check_recompute_count(self.modes)
+        if self.offload_optimizer:
+            self.check_offload()
         if isinstance(self.recompute, tuple) and len(self.recompute) != self.pp:
             raise ValueError(
                 f"recompute: {len(self.recompute)} entries are not accepted; expected one word, or "
@@ -151,12 +161,13 @@ class PlanSpec(TrainingStep):
 
     def _check_widths(self) -> None:
         """Raise a ValueError for the first rule that the widths break."""
-        widths: Array = np.ones(1, dtype=_core.WIDTHS_DTYPE)
-        for name in ("tp", "pp", "dp", "cp", "ep", "micro_batch", "vpp"):
-            widths[name] = getattr(self, name)
-        widths["etp"], widths["rank_order"] = self.etp or 0, RANK_ORDERS.index(self.rank_order)
-        widths["zero"], widths["shard"] = self.zero, self.shard or 0
-        widths["schedule"] = SCHEDULES.index(self.schedule)
+        own = {
+            "etp": self.etp or 0,
+            "shard": self.shard or 0,
+            "schedule": SCHEDULES.index(self.schedule),
+            "rank_order": RANK_ORDERS.index(self.rank_order),
+        }
+        widths = [np.array([own.get(n, getattr(self, n))], np.int64) for n in _core.WIDTHS]
         # The number of devices is checked later, with the cluster.
         status = int(_core.check_widths(widths, self.devices, self.global_batch)[0])
         if status == _core.PlanStatus.BAD_BATCH:

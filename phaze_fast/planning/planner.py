@@ -30,8 +30,8 @@ Progress = Callable[[int, int], None]
 _SLOWEST = 2.0
 """Most time of a plan on the front of time and memory, as a multiple of the fastest plan's."""
 _ASKABLE = (
-    *("tp", "pp", "dp", "cp", "cp_kind", "ep", "etp", "zero", "shard", "micro_batch"),
-    *("schedule", "vpp", "recompute", "rank_order"),
+    *("tp", "pp", "dp", "cp", "cp_kind", "ep", "etp", "dispatcher", "zero", "shard"),
+    *("micro_batch", "schedule", "vpp", "recompute", "rank_order"),
 )
 """Fields of a plan that `why_not` can fix."""
 
@@ -366,7 +366,8 @@ def _best_of_layouts(plans: list[Plan]) -> list[Plan]:
     """Sort plans by time, and keep the fastest of those that differ in recomputation alone."""
     fastest: dict[tuple[Any, ...], Plan] = {}
     for candidate in sorted(plans, key=lambda plan: plan.time_s):
-        fields = (name for name in _ASKABLE if name not in ("recompute", "rank_order"))
+        fields = [name for name in _ASKABLE if name not in ("recompute", "rank_order")]
+        fields.append("offload_optimizer")
         fastest.setdefault(tuple(getattr(candidate, name) for name in fields), candidate)
     return list(fastest.values())
 
@@ -707,8 +708,9 @@ def why_not(plans: Plans, asked: Mapping[str, Any], threads: int | None = None) 
     plans
         The result of `plan`.
     asked
-        Fields of a plan and their values: tp, pp, dp, cp, cp_kind, ep, etp, zero, shard,
-        micro_batch, schedule, vpp, recompute, rank_order. The other fields are searched as before.
+        Fields of a plan and their values: tp, pp, dp, cp, cp_kind, ep, etp, dispatcher, zero,
+        shard, micro_batch, schedule, vpp, recompute, rank_order. The other fields are searched as
+        before.
     threads
         Most threads to use, by default all cores; the answer does not depend on it.
 

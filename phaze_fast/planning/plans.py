@@ -46,6 +46,8 @@ they are separated."""
 _FIELDS_SINCE_0_1_0 = {
     "cp_kind": "all-gather",
     "etp": None,
+    "dispatcher": "all-to-all",
+    "offload_optimizer": False,
     "expert_imbalance": 1.0,
     "expert_overlap": 0.0,
     "fusion": "none",
@@ -122,17 +124,21 @@ class Plan:
     cp: int
     """Context-parallel width."""
     cp_kind: str
-    """How its devices attend to the whole sequence: all-gather, ring or ulysses."""
+    """How its devices attend to the whole sequence: all-gather, ring, ulysses or ulysses:N/ring."""
     ep: int
     """Expert-parallel width; a part of the replicas."""
     etp: int | None
     """Devices that share the matrices of each expert; None: `tp` of them."""
+    dispatcher: str
+    """How rows reach experts: all-to-all or all-gather."""
     expert_imbalance: float
     """Tokens of the busiest device of an expert group over their mean."""
     expert_overlap: float
     """Share of the seconds of expert-parallel exchanges that other work hides."""
     overlap_experts: bool
     """Whether they run while passes of another micro-batch compute."""
+    offload_optimizer: bool
+    """Whether the host has the optimiser's state and updates it."""
     zero: int
     """ZeRO stage: replicas share optimiser state (1), gradients (2), weights (3)."""
     shard: int

@@ -15,7 +15,7 @@ from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.hardware import Cluster
 from phaze_fast.memory import SCHEDULE_CODES
 from phaze_fast.models import Model
-from phaze_fast.opgraph import CONTEXT_KINDS
+from phaze_fast.opgraph import DISPATCHERS, check_context_kind, context_code, context_kind
 from phaze_fast.planning.evaluator import (
     ESTIMATE_COLUMNS,
     ESTIMATE_PARTS,
@@ -228,6 +228,8 @@ def predict_batch(
     shard: Any = 0,
     cp_kind: Any = "all-gather",
     etp: Any = 0,
+    dispatcher: Any = "all-to-all",
+    offload_optimizer: Any = False,
     threads: int | None = None,
 ) -> Predictions:
     """Predict many plans in one call, with stages as `predict` divides; the GIL is released.
@@ -254,7 +256,11 @@ def predict_batch(
     etp
         Devices that share the matrices of each expert; 0: the tensor-parallel width.
     cp_kind
-        Names of `phaze_fast.opgraph.CONTEXT_KINDS`, or an array of these.
+        Kinds as in `PlanSpec`, or an array of these.
+    dispatcher
+        ``all-to-all`` or ``all-gather``, or an array of these.
+    offload_optimizer
+        Whether the host has the optimiser's state and updates it: a bool, or an array of bools.
     threads
         Most threads to use, by default all cores; the answer does not depend on it.
 
@@ -291,8 +297,10 @@ def predict_batch(
         "cp": _whole("cp", cp, 1),
         "ep": _whole("ep", ep, 1),
         "shard": _whole("shard", shard, 0),
-        "cp_kind": _coded("cp_kind", cp_kind, {n: k for k, n in enumerate(CONTEXT_KINDS)}),
+        "cp_kind": _context_codes(cp_kind),
         "etp": _whole("etp", etp, 0),
+        "dispatcher": _coded("dispatcher", dispatcher, {n: k for k, n in enumerate(DISPATCHERS)}),
+        "offload_optimizer": np.asarray(offload_optimizer).astype(np.int64),
         "recompute": text_of,
         "schedule": _coded("schedule", schedule, SCHEDULE_CODES),
         "rank_order": _coded("rank_order", rank_order, {n: k for k, n in enumerate(RANK_ORDERS)}),
@@ -304,13 +312,11 @@ def predict_batch(
     rows = {name: np.atleast_1d(array) for name, array in rows.items()}
     if rows["tp"].ndim != 1:
         raise InvalidInputError("plans: expected scalars or one-dimensional arrays")
-    widths: Array = np.zeros(len(rows["tp"]), dtype=_core.WIDTHS_DTYPE)
-    for name in widths.dtype.names or ():
-        widths[name] = rows[name]
+    widths = [rows[name] for name in _core.WIDTHS]
     status = _core.check_widths(widths, cluster.devices, training.global_batch)
     sizes, variants, strategy = _strategies(known, training, texts, rows, status)
     limit_bytes = float(memory_of(cluster.chip).capacity_bytes) - float(training.reserved_bytes)
-    at = np.flatnonzero(status == 0)
+    layouts, at = _core.laid_out(widths, strategy, training.global_batch)
     if not len(at):
         nothing = (
             np.full(len(status), np.nan),
@@ -318,16 +324,10 @@ def predict_batch(
         )
         estimates = dict(zip(ESTIMATE_COLUMNS, nothing, strict=True)) | {"status": status}
         return _predictions(estimates, limit_bytes)
-    at = at[np.argsort(strategy[at], kind="stable")]
-    layouts: Array = np.zeros(len(at), dtype=_core.LAYOUT_DTYPE)
-    for name in ("schedule", "pp", "vpp", "zero", "rank_order", "dp", "shard"):
-        layouts[name] = rows[name][at]
-    layouts["strategy"] = strategy[at]
-    layouts["micro_batches"] = training.global_batch // (layouts["dp"] * rows["micro_batch"][at])
     evaluator = PlanEvaluator(known, cluster, training, [], (sizes, layouts))
     estimates = evaluator.estimate_even(
         evaluator.times(cluster, threads=workers),
-        variants[strategy[at]],
+        variants[layouts["strategy"]],
         max(limit_bytes, 0.0),
         free_times_on_chip(sizes, cluster, evaluator.optimizer, threads=workers),
         (at, status),
@@ -362,6 +362,8 @@ def _strategies(
         kind,
         etp,
         (overlapping & (rows["pp"] > 1) & (rows["ep"] > 1)).astype(np.int64),
+        np.where(rows["ep"] > 1, rows["dispatcher"], 0),
+        rows["offload_optimizer"],
         rows["recompute"],
     )
     kinds, which = _distinct([column[at] for column in columns])
@@ -402,14 +404,17 @@ def _sized(
     kind: int,
     etp: int,
     overlapping: int,
+    dispatcher: int,
+    offload_optimizer: int,
     recompute: str,
 ) -> tuple[StrategySizes, int] | None:
     """Size a strategy, with the code of what it recomputes; None where the model does not allow it.
 
     The code is -1 for the fastest that fits.
     """
-    widths = (tp, cp, CONTEXT_KINDS[kind], ep, etp or None, micro_batch)
-    strategy = training.strategy_of(*widths, bool(overlapping))
+    widths = (tp, cp, context_kind(kind), ep, etp or None, micro_batch)
+    choices = (bool(overlapping), DISPATCHERS[dispatcher], bool(offload_optimizer))
+    strategy = training.strategy_of(*widths, *choices)
     if strategy_faults(model, strategy, training.software):
         return None
     auto = recompute == "auto"
@@ -472,6 +477,13 @@ def _coded(name: str, values: Any, accepted: Mapping[str, int]) -> Array:
         if word not in accepted:
             raise InvalidInputError(f"{name}: {word!r} is not accepted; {nearest(word, accepted)}")
     codes: Array = np.array([accepted[word] for word in words], dtype=np.int64)
+    return codes[which]
+
+
+def _context_codes(kinds: Any) -> Array:
+    """Replace kinds of context parallelism by their codes."""
+    words, which = _words("cp_kind", kinds)
+    codes: Array = np.array([context_code(check_context_kind(word)) for word in words])
     return codes[which]
 
 

@@ -12,20 +12,24 @@ from phaze_fast import _core
 from phaze_fast.hardware import energy_table_of
 from phaze_fast.memory import (
     Optimizer,
-    context_bytes,
     copied_state_bytes,
+    exchange_bytes,
     layer_state_bytes,
 )
 from phaze_fast.models import Model, TransformerModel
 from phaze_fast.opgraph import (
-    CONTEXT_KINDS,
+    DISPATCHERS,
+    EXCHANGES,
     GROUPS,
     KINDS,
+    OFFLOAD,
     Fusion,
     Layer,
     LayerGraph,
     OpGraph,
     Strategy,
+    context_code,
+    forms,
     layer_graph,
     reasons,
 )
@@ -79,6 +83,8 @@ class StrategySizes:
     """Profile of the software that runs them."""
     precision: Precision
     """Number format of their products."""
+    fusion: Fusion
+    """What is fused, and repeated inside groups."""
     variants: tuple[str, ...]
     """Recompute variants, least first; no two compute the same operators again."""
     variant_of: Mapping[str, int]
@@ -97,6 +103,9 @@ class StrategySizes:
     def kinds_with(self, optimizer: Optimizer) -> Array:
         """Return `kinds` with the bytes of an optimiser's state that are not per parameter."""
         kinds = self.kinds.copy()
+        if self.strategy.offload_optimizer:
+            kinds["host_state"] = 1.0
+            kinds["cast_bytes"] = 0.0  # of weights as they arrive
         for record, layer in zip(kinds, self.graph.layers, strict=True):
             record["more_state_bytes"] = layer_state_bytes(layer, optimizer)
             if optimizer.newton_schulz_steps is not None and layer.kind not in BOUNDARY_KINDS:
@@ -109,6 +118,15 @@ class StrategySizes:
         record = self.record.copy()
         record["copied_state_bytes"] = copied_state_bytes(self.graph, optimizer)
         return record
+
+    @cached_property
+    def offloaded_bytes(self) -> Array:
+        """Bytes of a micro-batch copied to the host by variant and kind of layer."""
+        bytes_ = np.zeros((len(self.variants), len(self.graph.layers)))
+        for k, layer in enumerate(self.graph.layers):
+            if layer.kind not in BOUNDARY_KINDS:
+                bytes_[:, k] = [layer.forward.offloaded_bytes(mode) for mode in self.variants]
+        return bytes_
 
     @property
     def strategy(self) -> Strategy:
@@ -123,14 +141,15 @@ class StrategySizes:
     @property
     def hidden(self) -> Mapping[str, float]:
         """Overlapped share of the seconds of collectives, by group of devices."""
-        shares = {"tensor": self.software.hidden_tensor, "expert": self.strategy.expert_overlap}
+        shares = dict.fromkeys(EXCHANGES, self.strategy.expert_overlap)
+        shares["tensor"] = self.software.hidden_tensor
         return FrozenDict({group: share for group, share in shares.items() if share})
 
     @property
     def most_hidden(self) -> Mapping[str, float]:
         """The same at most: exchanges of experts that overlap may be hidden altogether."""
         overlap = self.strategy.overlap_experts or self.software.expert_beside_shared
-        return FrozenDict({**self.hidden, **({"expert": 1.0} if overlap else {})})
+        return FrozenDict({**self.hidden, **(dict.fromkeys(EXCHANGES, 1.0) if overlap else {})})
 
     def holders(self, layers: Sequence[int], memory: Mapping[str, float]) -> str:
         """Describe what holds the peak of a stage of a traced model; empty for other models.
@@ -163,10 +182,12 @@ def _distinct_variants(
     graph: LayerGraph, recompute: Sequence[str]
 ) -> tuple[tuple[str, ...], dict[str, int]]:
     """Merge modes that recompute the same operators into variants; map each mode to its variant."""
-    first: dict[tuple[frozenset[str], ...], str] = {}
+    first: dict[tuple[bool, tuple[frozenset[str], ...]], str] = {}
     blocks = [layer.forward for layer in graph.layers if layer.kind not in BOUNDARY_KINDS]
     same = {
-        mode: first.setdefault(tuple(block.recomputed(mode) for block in blocks), mode)
+        mode: first.setdefault(
+            (OFFLOAD in mode.split("+"), tuple(block.recomputed(mode) for block in blocks)), mode
+        )
         for mode in recompute
     }
     variants = tuple(first.values())
@@ -224,7 +245,10 @@ def _kind_records(graph: LayerGraph, variants: Sequence[str], software: Software
         record["copy_bytes"], record["cast_bytes"] = layer.copy_bytes, layer.cast_bytes
         if software.gradient_stand_ins and not end:
             record["shape_bytes"] = _stand_ins(layer, graph)
-        if software.stage_division == "work":
+        if software.slice_host_s:
+            matrices = sum(count for count, _, _ in layer.matrices)
+            record["slice_s"] = software.slice_host_s * matrices
+        if software.stage_division == "work" or (software.stage_division == "blocks" and not end):
             record["stage_work"] = layer.forward.flops
         for v, mode in enumerate(variants):
             stash_bytes = whole if end else layer.forward.stashed_bytes(mode)
@@ -237,9 +261,7 @@ def _kind_records(graph: LayerGraph, variants: Sequence[str], software: Software
 
 def _strategy_record(graph: LayerGraph, variants: int, software: Software) -> Array:
     s = graph.strategy
-    widths = {"tensor": s.tp, "context": s.cp}
-    widths |= {"expert": s.ep, "expert-tensor": s.expert_width}
-    ranks = {GROUPS.index(name): width for name, width in widths.items()}
+    ranks = {GROUPS.index(name): width for name, (width, _) in s.groups.items()}
     message = graph.message_bytes
     if software.scattered_messages and not s.sequence_parallel:
         message /= s.tp
@@ -248,8 +270,9 @@ def _strategy_record(graph: LayerGraph, variants: int, software: Software) -> Ar
     record["ep"], record["etp"], record["micro_batch"] = s.ep, s.expert_width, s.micro_batch
     record["message_bytes"] = message
     split = s.sequence_parallel and s.tp > 1
-    record["gathered_bytes"] = message * s.tp * split + context_bytes(graph)
-    record["group_kind"] = CONTEXT_KINDS.index(s.cp_kind) if s.cp > 1 else 0
+    record["gathered_bytes"] = message * s.tp * split + exchange_bytes(graph)
+    kind = context_code(s.cp_kind) if s.cp > 1 else 0
+    record["group_kind"] = (kind << 2) + 2 * DISPATCHERS.index(s.dispatcher) + s.offload_optimizer
     record["copied_parameters"] = graph.copied_parameters
     record["copied_frozen"] = graph.copied_frozen
     record["sent_bytes"] = sum(
@@ -313,9 +336,32 @@ def strategy_sizes(
         graph=graph,
         software=used,
         precision=formats,
+        fusion=fusion,
         variants=variants,
         variant_of=FrozenDict(variant_of),
     )
+
+
+def fused_sizes(
+    model: Model,
+    strategy: Strategy,
+    recompute: tuple[str, ...],
+    software: Software,
+    precision: Precision,
+    fusion: Fusion,
+) -> list[StrategySizes]:
+    """Size a model's layers under a strategy with each form of fusion that a search chooses from.
+
+    Forms under which the layers have the same operators count once. Parameters are those of
+    `strategy_sizes`.
+    """
+    distinct: dict[tuple[float, ...], StrategySizes] = {}
+    for form in forms(fusion):
+        own = strategy_sizes(model, strategy, recompute, software, precision, form)
+        passes = [layer.backward for layer in own.graph.layers]
+        key = (*(len(one) for one in passes), *(one.weight_bytes for one in passes))
+        distinct.setdefault(key, own)
+    return list(distinct.values())
 
 
 @lru_cache(maxsize=64)

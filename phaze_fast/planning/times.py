@@ -21,11 +21,12 @@ from phaze_fast.hardware import (
     Cluster,
     EnergyTable,
     Hbm,
+    Host,
     chip_records,
     memory_of_records,
 )
 from phaze_fast.memory import OTHER_KERNELS, Optimizer
-from phaze_fast.opgraph import GROUPS, Layer, LayerGraph
+from phaze_fast.opgraph import EXCHANGES, GROUPS, Layer, LayerGraph
 from phaze_fast.opgraph.builder import LayerBuilder
 from phaze_fast.opgraph.graph import lay_out
 from phaze_fast.planning.sizes import BOUNDARY_KINDS, StrategySizes
@@ -37,11 +38,11 @@ MAX_NODES = 20_000
 """Nodes of the search for one layer's schedule."""
 
 FREE_LEVELS = (
-    ("expert",),
-    ("expert", "context"),
-    ("expert", "context", "expert-tensor", "tensor"),
+    EXCHANGES,
+    ("context", "context-heads", "context-ring"),
+    ("expert-tensor", "tensor"),
 )
-"""Groups of devices whose collectives cost nothing at each level, to split a step into parts."""
+"""Groups of devices whose collectives are free from each level on, to split a step into parts."""
 
 
 def memory_of(chip: Accelerator | None) -> Hbm:
@@ -150,7 +151,7 @@ def optimizer_products_s(
     for k in kinds:
         builder = LayerBuilder(f"step-{k}")
         for number, (b, m, inner, n) in enumerate(products[k]):
-            builder.grouped_linear(f"product-{number}", number - 1, b, m, inner, n)
+            builder.linear(f"product-{number}", number - 1, m, inner, n, count=b)
         graphs.append(lay_out(builder.name, builder.specs, (), in_order=True))
     chip = chips if isinstance(chips, np.ndarray) else chip_as_run(chips, software)
     as_run = None if like is None else chip_as_run(like, software)
@@ -523,7 +524,7 @@ def operator_costs(
     for group, share in first.hidden.items():
         costs = costs.without((group,), share)
     if first.strategy.overlap_experts:
-        return costs.with_overlapped(("expert",))
+        return costs.with_overlapped(EXCHANGES)
     return costs.with_shared_experts() if first.software.expert_beside_shared else costs
 
 
@@ -553,15 +554,83 @@ def priced(
         yield some, operator_costs(some, chip, cluster, threads), np.ones(1)
 
 
-def _streaming(
-    sizes: Sequence[StrategySizes], times: KindTimes, cluster: Cluster, optimizer: Optimizer
+def _host(chip: Accelerator) -> Host:
+    """Return a chip's share of its host."""
+    if chip.host is None:
+        raise InvalidInputError(
+            f"cluster.chip: {chip.name} has no link to a host; expected the field `host`, or plans "
+            "that offload nothing"
+        )
+    return chip.host
+
+
+def _host_bytes_per_s(host: Host, optimizer: Optimizer) -> float:
+    """Return the rate at which an optimiser's state streams where the host updates it.
+
+    Gradients arrive and weights return over the link while the host reads and writes its memory, as
+    ZeRO-Offload does it (Ren et al. 2021, arXiv:2101.06840) and Megatron-Core where it overlaps
+    copies with the optimiser. The slowest of the three binds.
+    """
+    moved = 2.0 * optimizer.state_bytes + optimizer.gradient_bytes + optimizer.weight_bytes
+    link_s = max(optimizer.gradient_bytes, optimizer.weight_bytes) / host.link_bytes_per_s
+    return moved / max(link_s, moved / host.memory_bytes_per_s)
+
+
+def backward_with_copies_s(forward_s: Array, backward_s: Array, copy_s: Array) -> Array:
+    """Return the seconds of backward passes that wait for copies, and of forward passes that did.
+
+    What a forward pass stores is copied out while it runs, and back while the backward pass runs.
+    The first and the last copy of a pass, which nothing hides, are left out.
+
+    Examples
+    --------
+    Passes of 1 s and 2 s with copies of 3 s last 3 s each:
+
+    >>> float(backward_with_copies_s(np.array(1.0), np.array(2.0), np.array(3.0)))
+    5.0
+    """
+    waited: Array = np.maximum(backward_s, copy_s) + np.maximum(copy_s - forward_s, 0.0)
+    return waited
+
+
+def _offloaded(
+    sizes: Sequence[StrategySizes], times: KindTimes, chip: Accelerator, bounds: bool
 ) -> KindTimes:
-    """Set the rate at which an optimiser's state streams through the chip, and its products."""
+    """Add the time of copies to the host and back by variant, one row per strategy.
+
+    The seconds that either pass waits for a copy count in the backward pass; where the times are
+    lower `bounds`, without those of the forward pass, which a longer one hides.
+    """
+    copied = [s.offloaded_bytes for s in sizes]
+    if not any(bytes_.any() for bytes_ in copied):
+        return times
+    backward_s, proven = times.backward_s.copy(), times.proven.copy()
+    for row, bytes_ in enumerate(copied):
+        copy_s = bytes_ / _host(chip).link_bytes_per_s
+        own = backward_s[row, : len(bytes_)]
+        forward_s = np.full(len(copy_s[0]), np.inf) if bounds else times.forward_s[row]
+        own[:] = backward_with_copies_s(forward_s, own, copy_s)
+        proven[row] &= not (bounds and bytes_.any())
+    return replace(times, backward_s=backward_s, proven=proven)
+
+
+def _streaming(
+    sizes: Sequence[StrategySizes],
+    times: KindTimes,
+    cluster: Cluster,
+    optimizer: Optimizer,
+    bounds: bool = False,
+) -> KindTimes:
+    """Set the rate at which an optimiser's state streams, its products, and copies to the host."""
     chip = cluster.chip
     if chip is None:
         return times
-    rate = optimizer_bytes_per_s(chip_records([chip]), chip, optimizer)
-    streamed = replace(times, hbm_bytes_per_s=np.repeat(rate, len(times.proven)))
+    times = _offloaded(sizes, times, chip, bounds)
+    rates = np.repeat(optimizer_bytes_per_s(chip_records([chip]), chip, optimizer), len(sizes))
+    at_host = [s.strategy.offload_optimizer for s in sizes]
+    if any(at_host):
+        rates[at_host] = _host_bytes_per_s(_host(chip), optimizer)
+    streamed = replace(times, hbm_bytes_per_s=rates)
     if optimizer.newton_schulz_steps is None:
         return streamed
     rows = [_products_on_chip(step_matrices(s), chip, s.software, optimizer) for s in sizes]
@@ -648,8 +717,10 @@ def free_times(
         times = _scheduled(sizes, costs.without(free), rate, None, threads, hosted)
         levels.append([_no_longer(*pair) for pair in zip(times, levels[-1], strict=True)])
 
-    for free in FREE_LEVELS:
-        if GROUPS.index(free[-1]) in groups:
+    free: list[str] = []
+    for more in FREE_LEVELS:
+        free += more
+        if any(GROUPS.index(name) in groups for name in more):
             add(hosted=True)
         else:
             levels.append(levels[-1])
@@ -749,7 +820,7 @@ class LazyTimes:
             rows = _of_layers(some, costs, rate, roots.bound_s, roots.proven)
             known.update(zip(some, rows, strict=True))
         bounds = KindTimes.concatenated([known[sizes[s]] for s in used])
-        bounds = _streaming([sizes[s] for s in used], bounds, cluster, optimizer)
+        bounds = _streaming([sizes[s] for s in used], bounds, cluster, optimizer, bounds=True)
         self.rows = KindTimes(
             *(_spread(getattr(bounds, f.name), used, len(sizes)) for f in fields(bounds))
         )

@@ -14,12 +14,14 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from phaze_fast import _core
 from phaze_fast.errors import not_accepted
-from phaze_fast.memory import OPTIMIZERS, SCHEDULES, ScheduleName
+from phaze_fast.memory import OPTIMIZERS, SCHEDULES, ScheduleName, optimizer
 from phaze_fast.opgraph import (
-    CONTEXT_KINDS,
+    DISPATCHERS,
+    ContextKind,
     Fusion,
     Strategy,
     canonical_recompute,
+    context_code,
     recompute_order,
 )
 from phaze_fast.records import Bytes, Count, Record, Several
@@ -52,6 +54,12 @@ RECOMPUTE = (
     "full",
 )
 """What ``auto`` chooses from, least first."""
+OFFLOADING = (
+    "offload",
+    "norms+activations+gated-product+offload",
+    "norms+activations+gated-product+up-projection+offload",
+)
+"""What it chooses from as well where activations may be kept in the host's memory."""
 
 
 def split_recompute(text: str) -> tuple[str, str, int]:
@@ -207,15 +215,19 @@ class TrainingStep(Record):
         etp: int | None,
         micro_batch: int,
         overlapping: bool = False,
+        dispatcher: Any = "all-to-all",
+        offload_optimizer: bool = False,
     ) -> Strategy:
         """Build the strategy of these widths, with every field that has no effect at its default.
 
         Parameters
         ----------
-        tp, cp, cp_kind, ep, etp, micro_batch
+        tp, cp, cp_kind, ep, etp, micro_batch, dispatcher
             The widths; see `phaze_fast.opgraph.Strategy`.
         overlapping
             Whether the schedule is one of `OVERLAPPING`, and there are several stages.
+        offload_optimizer
+            Whether the host has the optimiser's state and updates it.
         """
         overlap = overlapping if self.overlap_experts is None else self.overlap_experts
         return Strategy(
@@ -225,12 +237,29 @@ class TrainingStep(Record):
             cp_kind=cp_kind if cp > 1 else "all-gather",
             ep=ep,
             etp=None if etp == tp else etp,
+            dispatcher=dispatcher if ep > 1 else "all-to-all",
             expert_imbalance=self.expert_imbalance if ep > 1 else 1.0,
             expert_overlap=self.expert_overlap if ep > 1 else 0.0,
             overlap_experts=overlap and ep > 1,
+            offload_optimizer=offload_optimizer,
             micro_batch=micro_batch,
             seq=self.seq,
         )
+
+    def check_offload(self) -> None:
+        """Check that the host can update the optimiser's state.
+
+        Raises
+        ------
+        ValueError
+            Where the optimiser has state of whole matrices.
+        """
+        own = optimizer(self.optimizer_name)
+        if own.newton_schulz_steps or own.factor_bytes or own.vector_state_bytes:
+            raise ValueError(
+                f"offload: the state of {self.optimizer_name} is not kept by the host; expected an "
+                "optimiser with the same state for every parameter, such as adam"
+            )
 
 
 class Training(TrainingStep):
@@ -258,11 +287,13 @@ class Training(TrainingStep):
     """Context-parallel widths to try; by default 1, and for long sequences powers of two that
     leave a device 8,192 tokens or more (1,024 in mixtures of experts)."""
     cp_kind: Annotated[
-        tuple[Literal["auto", "all-gather", "ring", "ulysses"], ...],
-        Several(("auto", *CONTEXT_KINDS).index),
+        tuple[Literal["auto"] | ContextKind, ...],
+        Several(lambda kind: -1 if kind == "auto" else context_code(kind)),
     ] = ("auto",)
     """Kinds of context parallelism to try: keys and values gathered (``all-gather``), passed round
-    a ``ring``, or rows exchanged for heads (``ulysses``); auto: all that the model allows."""
+    a ``ring``, rows exchanged for heads (``ulysses``), or these between N neighbours and a ring
+    between the groups of N (``ulysses:N/ring``); auto: all that the model allows, mixed ones where
+    a context group spans nodes and N of its devices do not."""
     ep: Counts | None = None
     """Expert-parallel widths to try; by default 1, and for mixtures of experts every divisor of
     them."""
@@ -270,6 +301,13 @@ class Training(TrainingStep):
     """Widths over the matrices of each expert to try, where ``etp * ep`` divides ``tp * cp * dp``;
     by default powers of two up to the tensor-parallel width and that width, and where `ep` is fixed
     to 1 that width alone."""
+    dispatcher: Annotated[
+        tuple[Literal["auto", "all-to-all", "all-gather"], ...],
+        Several(("auto", *DISPATCHERS).index),
+    ] = ("all-to-all",)
+    """How rows reach experts: each is sent to the devices of its experts (``all-to-all``), or these
+    gather all rows (``all-gather``); auto: both, the second while fewer other devices share the
+    experts than a row has."""
     zero: Annotated[tuple[Literal[0, 1, 2, 3], ...], Several()] = (0, 1, 2, 3)
     """What replicas share: optimiser state (1), gradients (2), weights (3)."""
     shard: Annotated[
@@ -285,6 +323,10 @@ class Training(TrainingStep):
     scores), ``needed``, ``full``, or sets of operators joined by ``+`` (norms, activations,
     gated-product, up-projection, output-projection, alternate-products, attention). Of
     several each stage has the fastest that fits; auto: of the eight that the answer lists."""
+    offload: Annotated[tuple[Literal["activations", "optimizer"], ...], Several(least=0)] = ()
+    """What plans may keep in the host's memory, over a link of the chip's field `host`: activations
+    of blocks, which then are a choice besides recomputation where `recompute` is auto; the
+    optimiser's state, which the host then updates."""
     recompute_some: bool = True
     """Whether a stage may recompute its first blocks by one mode and the others by another, with as
     few blocks in the costlier mode as fit."""
@@ -307,7 +349,9 @@ class Training(TrainingStep):
     @property
     def recompute_modes(self) -> tuple[str, ...]:
         """Modes of recomputation that a stage may choose from, least first."""
-        return RECOMPUTE if self.recompute == ("auto",) else self.recompute
+        if self.recompute != ("auto",):
+            return self.recompute
+        return RECOMPUTE + OFFLOADING * ("activations" in self.offload)
 
     @field_validator("recompute")
     @classmethod
@@ -323,6 +367,8 @@ class Training(TrainingStep):
             raise ValueError(
                 f"uncut: {min(self.uncut)} is not accepted; expected positions from 1 up"
             )
+        if "optimizer" in self.offload:
+            self.check_offload()
         if 1 in self.vpp:
             raise ValueError("vpp: 1 is not accepted; expected 2 or more chunks per stage")
         return self

@@ -39,16 +39,9 @@ def _grid(cells: int, x: float, y: float, width: float, height: float, colour: i
     columns = min(range(1, cells + 1), key=distortion)
     cell_width, cell_height = width / columns, height / math.ceil(cells / columns)
     gap = _GAP * min(cell_width, cell_height)
-    return [
-        (
-            x + (k % columns) * cell_width + gap / 2,
-            y + (k // columns) * cell_height + gap / 2,
-            cell_width - gap,
-            cell_height - gap,
-            colour,
-        )
-        for k in range(cells)
-    ]
+    corners = ((x + k % columns * cell_width, y + k // columns * cell_height) for k in range(cells))
+    inner = (cell_width - gap, cell_height - gap, colour)
+    return [(left + gap / 2, top + gap / 2, *inner) for left, top in corners]
 
 
 def _number(part: Any, name: str) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,17 @@ def _title(text: str, **more: Any) -> Data:
     return {"title": {"text": text, "standoff": 10}, **more}
 
 
+def _trace(kind: str, points: Iterable[Sequence[Any]], hover: Sequence[Any], **more: Any) -> Data:
+    """Describe one trace of a chart: its points along both axes, and texts under the mouse."""
+    x, y = points
+    return {"type": kind, "x": x, "y": y, "hovertext": hover, "hoverinfo": "text", **more}
+
+
+def _marker(colour: str, **more: Any) -> Data:
+    """Describe a mark with a thin edge, so that marks that overlap can be told apart."""
+    return {"color": colour, "line": {"color": "--surface", "width": 1}, **more}
+
+
 def _figure(data: list[Data], height: int, xaxis: Data, yaxis: Data, **layout: Any) -> Data:
     axes = {"hovermode": "closest", "xaxis": xaxis, "yaxis": yaxis, "legend": _LEGEND}
     return {"data": data, "layout": axes | layout, "height": height}
@@ -70,34 +81,21 @@ def memory_figure(plan: Data) -> Data | None:
         sizes = [float(stage["memory"].get(term) or 0.0) for stage in stages]
         totals = [s.get("memory_bytes", sum(s["memory"].values())) for s in stages]
         amounts = [value / GIB for value in sizes]
-        data.append(
-            {
-                "type": "bar",
-                "orientation": "h" if horizontal else "v",
-                "name": _safe(term),
-                "x": amounts if horizontal else positions,
-                "y": positions if horizontal else amounts,
-                "hovertext": [
-                    f"stage {i}: {_safe(term)} {size(value)}<br>of {size(total)}"
-                    for i, (value, total) in enumerate(zip(sizes, totals, strict=True))
-                ],
-                "hoverinfo": "text",
-                "marker": {
-                    "color": f"--c{k % _COLOURS}",
-                    "line": {"color": "--surface", "width": 0.6},
-                },
-            }
-        )
+        hover = [
+            f"stage {i}: {_safe(term)} {size(value)}<br>of {size(total)}"
+            for i, (value, total) in enumerate(zip(sizes, totals, strict=True))
+        ]
+        along = (amounts, positions) if horizontal else (positions, amounts)
+        marker = _marker(f"--c{k % _COLOURS}", line={"color": "--surface", "width": 0.6})
+        style = {"orientation": "h" if horizontal else "v", "name": _safe(term)}
+        data.append(_trace("bar", along, hover, **style, marker=marker))
     amount = _title("GiB of a device", rangemode="tozero", fixedrange=True)
     place = _title("Stage", fixedrange=True, showgrid=False, zeroline=False)
     if len(stages) <= 2 * _MAX_HORIZONTAL:
         place |= {"tickmode": "linear", "dtick": 1}
     if horizontal:
-        height, gap, axes = (
-            175 + 44 * len(stages),
-            0.35,
-            (amount, place | {"autorange": "reversed"}),
-        )
+        place |= {"autorange": "reversed"}
+        height, gap, axes = 175 + 44 * len(stages), 0.35, (amount, place)
     else:
         height, gap, axes = 380, 0.18, (place, amount)
     figure = _figure(data, height, *axes, barmode="stack", bargap=gap)
@@ -167,28 +165,14 @@ def pareto_figure(pareto: Data, best: Data) -> Data | None:
     field = objective(across)[0]
     designs = sorted(designs, key=lambda d: d[field] if is_number(d.get(field)) else math.inf)
     axes = {name: _objective_axis(name, designs, best) for name in names}
-    front = {
-        "type": "scatter",
-        "mode": "lines+markers" if len(names) == 2 else "markers",
-        "name": "front",
-        "line": {"shape": "hv", "color": "--c0", "width": 1.5},
-        "marker": {"size": 9, "color": "--c0", "line": {"color": "--surface", "width": 1}},
-        "x": axes[across]["values"],
-        "y": axes[up]["values"],
-        "hovertext": [_design_hover(design, names) for design in designs],
-        "hoverinfo": "text",
-    }
-    star = {
-        "type": "scatter",
-        "mode": "markers",
-        "name": "fastest",
-        "marker": {"size": 17, "symbol": "star", "color": "--c4"}
-        | {"line": {"color": "--surface", "width": 1}},
-        "x": [axes[across]["best"]],
-        "y": [axes[up]["best"]],
-        "hovertext": [f"the best<br>{_design_hover(best, names)}"],
-        "hoverinfo": "text",
-    }
+    points = (axes[name]["values"] for name in (across, up))
+    front = _trace("scatter", points, [_design_hover(design, names) for design in designs])
+    front |= {"name": "front", "mode": "lines+markers" if len(names) == 2 else "markers"}
+    front |= {"line": {"shape": "hv", "color": "--c0", "width": 1.5}}
+    place = ([axes[name]["best"]] for name in (across, up))
+    star = _trace("scatter", place, [f"the best<br>{_design_hover(best, names)}"], name="fastest")
+    front["marker"] = _marker("--c0", size=9)
+    star |= {"mode": "markers", "marker": _marker("--c4", size=17, symbol="star")}
     x, y = (_title(axes[name]["title"], type=axes[name]["type"]) for name in (across, up))
     return _figure([front, star], 420, x, y) | {"axes": axes}
 
@@ -207,20 +191,14 @@ def _thinned(history: list[Data]) -> list[Data]:
 
 def _curve(points: list[Data], field: str, name: str, line: Data) -> Data:
     known = [p for p in points if is_number(p.get(field))]
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": name,
-        "x": [p["seconds"] for p in known],
-        "y": [p[field] for p in known],
-        "line": {"shape": "hv", "width": 2.5} | line,
-        "hovertext": [
-            f"{name}: {seconds(p[field])}<br>after {seconds(p['seconds'])}, "
-            f"{count(p.get('placed'))} placed"
-            for p in known
-        ],
-        "hoverinfo": "text",
-    }
+    hover = [
+        f"{name}: {seconds(p[field])}<br>after {seconds(p['seconds'])}, "
+        f"{count(p.get('placed'))} placed"
+        for p in known
+    ]
+    along = ([p[axis] for p in known] for axis in ("seconds", field))
+    style: Data = {"mode": "lines", "name": name, "line": {"shape": "hv", "width": 2.5} | line}
+    return _trace("scatter", along, hover, **style)
 
 
 def history_figure(history: list[Data]) -> Data | None:
@@ -295,27 +273,15 @@ def points_figure(
     data = []
     for k, group in enumerate(groups):
         own = [point for point in points if point.group == group]
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": _safe(group),
-                "x": [point.x for point in own],
-                "y": [point.y for point in own],
-                "hovertext": [
-                    f"<b>{_safe(group)}</b><br>{_safe(point.text).replace(': ', '<br>', 1)}"
-                    for point in own
-                ],
-                "hoverinfo": "text",
-                "marker": {
-                    "size": 9,
-                    "opacity": 0.8,
-                    "color": f"--c{k % _COLOURS}",
-                    "symbol": _SYMBOLS[k // _COLOURS % len(_SYMBOLS)],
-                    "line": {"color": "--surface", "width": 1},
-                },
-            }
-        )
+        hover = [
+            f"<b>{_safe(group)}</b><br>{_safe(point.text).replace(': ', '<br>', 1)}"
+            for point in own
+        ]
+        symbol = _SYMBOLS[k // _COLOURS % len(_SYMBOLS)]
+        marker = _marker(f"--c{k % _COLOURS}", size=9, opacity=0.8, symbol=symbol)
+        style = {"mode": "markers", "name": _safe(group), "marker": marker}
+        along = ([point.x for point in own], [point.y for point in own])
+        data.append(_trace("scatter", along, hover, **style))
     xs, ys = [point.x for point in points], [point.y for point in points]
     x_axis = _points_axis(x_title, [*xs, *ys] if diagonal else xs, unit)
     y_axis = _points_axis(y_title, [*xs, *ys] if diagonal else ys, unit)
@@ -354,27 +320,18 @@ def tornado_figure(one_at_a_time: Data) -> Data | None:
     for end, (name, colour) in enumerate((("low", "--c2"), ("high", "--c0"))):
         changes = [row["step"][end] - 1.0 for row in rows]
         furthest = [max(abs(step - 1.0) for step in row["step"]) for row in rows]
-        data.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": f"{name} end of the interval",
-                "y": [_safe(row["constant"]) for row in rows],
-                "x": [100 * change for change in changes],
-                "text": [
-                    f"{change:+.1%}" if abs(change) == most else ""
-                    for change, most in zip(changes, furthest, strict=True)
-                ],
-                "textposition": "outside",
-                "cliponaxis": False,
-                "hovertext": [
-                    f"{_safe(row['constant'])} at its {name} end: step {change:+.2%}"
-                    for row, change in zip(rows, changes, strict=True)
-                ],
-                "hoverinfo": "text",
-                "marker": {"color": colour},
-            }
-        )
+        constants = [_safe(row["constant"]) for row in rows]
+        hover = [
+            f"{constant} at its {name} end: step {change:+.2%}"
+            for constant, change in zip(constants, changes, strict=True)
+        ]
+        bar = _trace("bar", ([100 * change for change in changes], constants), hover)
+        bar["text"] = [
+            f"{change:+.1%}" if abs(change) == most else ""
+            for change, most in zip(changes, furthest, strict=True)
+        ]
+        bar |= {"orientation": "h", "name": f"{name} end of the interval", "cliponaxis": False}
+        data.append(bar | {"textposition": "outside", "marker": {"color": colour}})
     x = _title("Change of the nominal winner's step", ticksuffix="%", fixedrange=True)
     y = {"autorange": "reversed", "fixedrange": True, "showgrid": False}
     return _figure(data, 130 + 26 * len(rows), x, y, barmode="overlay", bargap=0.35)
@@ -389,25 +346,14 @@ def regret_figure(one_at_a_time: Data) -> Data | None:
     labels = [f"{roles.get(i, '')}{_short_chip(chip)}" for i, chip in enumerate(chips)]
     constants = [_safe(row["constant"]) for row in rows]
     regrets = [[row["regret"][i] for row in rows] for i in range(len(chips))]
-    heat_map = {
-        "type": "heatmap",
-        "x": constants,
-        "y": labels,
-        "z": regrets,
-        "zmin": 1.0,
-        "zmax": _HIGH_REGRET,
-        "colorscale": [[0, "--tint"], [1, "--c1"]],
-        "showscale": False,
-        "xgap": 2,
-        "ygap": 2,
-        "text": [[f"{regret:.2f}" for regret in line] for line in regrets],
-        "texttemplate": "%{text}",
-        "hovertext": [
-            [f"{label}<br>{name}: regret {r:.3f}" for name, r in zip(constants, line, strict=True)]
-            for label, line in zip(labels, regrets, strict=True)
-        ],
-        "hoverinfo": "text",
-    }
+    hover = [
+        [f"{label}<br>{name}: regret {r:.3f}" for name, r in zip(constants, line, strict=True)]
+        for label, line in zip(labels, regrets, strict=True)
+    ]
+    heat_map = _trace("heatmap", (constants, labels), hover, z=regrets, xgap=2, ygap=2)
+    heat_map |= {"zmin": 1.0, "zmax": _HIGH_REGRET, "showscale": False}
+    heat_map |= {"colorscale": [[0, "--tint"], [1, "--c1"]], "texttemplate": "%{text}"}
+    heat_map["text"] = [[f"{regret:.2f}" for regret in line] for line in regrets]
     layout = {
         "xaxis": {"side": "top", "tickangle": -50, "fixedrange": True, "showgrid": False},
         "yaxis": {"autorange": "reversed", "fixedrange": True, "showgrid": False},
@@ -453,36 +399,22 @@ def generations_figure(rows: Sequence[Data], features: Mapping[str, str]) -> Dat
         for which, style in lines.items():
             values = [row[which][field] for row in rows]
             texts = [_short_number(value) for value in values]
-            data.append(
-                {
-                    "type": "scatter",
-                    "x": labels,
-                    "y": values,
-                    "yaxis": f"y{k + 1}",
-                    "text": texts,
-                    "textposition": "top center",
-                    "cliponaxis": False,
-                    "hovertext": [
-                        f"{_safe(row['name'])}, {style['name']}: {text}"
-                        for row, text in zip(rows, texts, strict=True)
-                    ],
-                    "hoverinfo": "text",
-                    "legendgroup": which,
-                    "showlegend": k == 0,
-                    "marker": {"size": 8},
-                    **style,
-                }
-            )
+            hover = [
+                f"{_safe(row['name'])}, {style['name']}: {text}"
+                for row, text in zip(rows, texts, strict=True)
+            ]
+            trace = _trace("scatter", (labels, values), hover, yaxis=f"y{k + 1}", text=texts)
+            trace |= {"textposition": "top center", "cliponaxis": False, "legendgroup": which}
+            data.append(trace | {"showlegend": k == 0, "marker": {"size": 8}, **style})
         powers = [math.log10(row[which][field]) for row in rows for which in lines]
         edge = 0.25 * max(max(powers) - min(powers), 0.1)
+        hidden = dict.fromkeys(("showticklabels", "showline", "showgrid"), False)
         layout[f"yaxis{k + 1}"] = {
             "domain": [top - 0.9 / len(features), top - 0.24 / len(features)],
-            "type": "log",
             "range": [min(powers) - edge, max(powers) + edge],
-            "showticklabels": False,
-            "showline": False,
-            "showgrid": False,
+            "type": "log",
             "fixedrange": True,
+            **hidden,
         }
         note = {"text": title, "showarrow": False, "x": 0, "y": top, "xref": "paper"}
         notes.append(note | {"yref": "paper", "xanchor": "left", "yanchor": "top"})

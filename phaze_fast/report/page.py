@@ -220,10 +220,10 @@ def report_page(document: Data) -> str:
     if is_wafer(document):
         return wafer_page(document)
     best = document.get("best") or {}
-    chip, rank = best.get("chip") or {}, 2
+    chip = best.get("chip") or {}
+    chip = chip if isinstance(chip, dict) else {"name": chip}
     designs, top = document.get("layers") or [], document.get("top") or []
-    if len(designs) > 1:
-        rank = designs[1].get("rank", 2)
+    rank = designs[1].get("rank", 2) if len(designs) > 1 else 2
     inputs = (document.get("manifest") or {}).get("inputs")
     return render(
         "search",
@@ -234,9 +234,9 @@ def report_page(document: Data) -> str:
         document=document,
         names=_model_names(document),
         plans=_plans(best),
-        chip=chip if isinstance(chip, dict) else {"name": chip},
-        chip_boxes=chip_boxes(chip) if isinstance(chip, dict) else [],
-        parts=chip_parts(chip) if isinstance(chip, dict) else [],
+        chip=chip,
+        chip_boxes=chip_boxes(chip),
+        parts=chip_parts(chip),
         part_colours=CHIP_COLOURS,
         layers=_layers(document),
         runner_up=top[rank - 1] if len(top) >= rank else None,

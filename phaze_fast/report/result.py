@@ -178,11 +178,6 @@ class SearchResult(Table):
             return format_time(value)
         return f"{value:,.4g} {UNITS[self.objective]}"
 
-    def _first_slower(self) -> int:
-        """Position of the first of the best chips that is slower than the best; 0 if none is."""
-        best = self.top[0].time_s
-        return next((k for k, design in enumerate(self.top) if design.time_s > best), 0)
-
     def _layers(self, position: int) -> dict[str, Any]:
         """Schedule the layers of every model on one of the best chips."""
         design, schedules = self.top[position], {}
@@ -248,7 +243,9 @@ class SearchResult(Table):
             document["best"] = self.best.to_dict()
             document["calibration"] = self.best.chip.calibration.to_dict()
             document["top"] = [design.to_dict(stages=False) for design in self.top]
-            document["layers"] = [self._layers(k) for k in dict.fromkeys([0, self._first_slower()])]
+            best_s = self.top[0].time_s
+            slower = [k for k, design in enumerate(self.top) if design.time_s > best_s]
+            document["layers"] = [self._layers(k) for k in (0, *slower[:1])]
         if outcome.objectives:
             front = self.pareto()
             document["pareto"] = {
@@ -262,9 +259,7 @@ class SearchResult(Table):
             document["portfolio"] = self.portfolio.to_dict()
         if self.information is not None:
             document["information"] = self.information.to_dict()
-        document["baselines"] = self.baselines
-        document["gain"] = self.gain
-        document["sensitivity"] = self.sensitivity
+        document |= picked(self, "baselines", "gain", "sensitivity")
         document["history"] = [
             {
                 "seconds": progress.seconds,

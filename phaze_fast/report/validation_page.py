@@ -165,14 +165,6 @@ def _of_collectives(validation: CollectiveValidation) -> list[_Quantity]:
     return [_Quantity("Seconds of a collective", "system and collective", False, timed)]
 
 
-def _quantities(validation: AnyValidation) -> list[_Quantity]:
-    if isinstance(validation, RunValidation):
-        return _of_runs(validation)
-    if isinstance(validation, CollectiveValidation):
-        return _of_collectives(validation)
-    return _of_columns(validation)
-
-
 # ---- the page ----
 
 
@@ -233,7 +225,12 @@ def validation_page(validation: AnyValidation, title: str, command: str = "") ->
     >>> "<td>gemm</td>" in validation_page(validation, "mine")
     True
     """
-    quantities = _quantities(validation)
+    if isinstance(validation, RunValidation):
+        quantities = _of_runs(validation)
+    elif isinstance(validation, CollectiveValidation):
+        quantities = _of_collectives(validation)
+    else:
+        quantities = _of_columns(validation)
     if not quantities:
         raise InvalidInputError("--report: no row has a prediction; there is nothing to draw")
     figures = {f"rows-{k}": quantity.figure() for k, quantity in enumerate(quantities)}

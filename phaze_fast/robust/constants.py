@@ -17,15 +17,8 @@ from phaze_fast.hardware import PUBLISHED_AREA, Accelerator, ArchitectureSpace, 
 from phaze_fast.tables import Array
 
 AREA_TERMS = (
-    "tensor",
-    "tensor_local",
-    "vector",
-    "vector_local",
-    "buffer",
-    "network",
-    "hbm",
-    "control",
-    "links",
+    *("tensor", "tensor_local", "vector", "vector_local"),
+    *("buffer", "network", "hbm", "control", "links"),
 )
 """Terms of a chip's area: multipliers, lanes, their local SRAM, and what the cores share."""
 
@@ -101,10 +94,11 @@ class Uncertainty:
         factors = np.array([ends.get(term, (1.0, 1.0)) for term in AREA_TERMS])
         return factors[:, 0], factors[:, 1]
 
-    def narrowed(self, name: str, low: float, high: float) -> Uncertainty:
-        """Return the box with another interval of one constant."""
-        new = [replace(c, low=low, high=high) if c.name == name else c for c in self.constants]
-        return Uncertainty(tuple(new))
+    def at(self, values: Mapping[str, float]) -> Uncertainty:
+        """Return the part of the box in which some constants have given values."""
+        ends = [values.get(c.name) for c in self.constants]
+        pairs = zip(self.constants, ends, strict=True)
+        return Uncertainty(tuple(c if v is None else replace(c, low=v, high=v) for c, v in pairs))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the constants by name, as plain data."""

@@ -80,7 +80,7 @@ def information(
     few = groups.take(winners)
     left = {}
     for constant in uncertainty.constants:
-        box = uncertainty.narrowed(constant.name, constant.nominal, constant.nominal)
+        box = uncertainty.at({constant.name: constant.nominal})
         left[constant.name] = len(Scenarios(search, few, box).possible_winners())
     positions = few.chip.max(axis=1)
     chips = [str(wide[int(position)]) for position in positions]
@@ -108,11 +108,9 @@ def _wins(scenes: Scenarios, samples: int, seed: int) -> list[tuple[int, int]]:
     wins: Counter[int] = Counter()
     for _ in range(samples):
         values = {c.name: float(rng.uniform(c.low, c.high)) for c in scenes.box.constants}
-        box = scenes.box
-        for constant in box.constants:
-            if constant.kind == "area":
-                value = values[constant.name]
-                box = box.narrowed(constant.name, value, value)
+        box = scenes.box.at(
+            {c.name: values[c.name] for c in scenes.box.constants if c.kind == "area"}
+        )
         areas = AreaRange.of(scenes.search.space, scenes.groups.records, box)
         fits = np.flatnonzero(areas.fits_always)
         if len(fits):
@@ -127,7 +125,7 @@ def _at_end(
     """Point and areas with one constant at a value and all others at their nominal values."""
     box, point = nominal, list(scenes.nominal)
     if constant.kind == "area":
-        box = box.narrowed(constant.name, value, value)
+        box = box.at({constant.name: value})
     else:
         names = [c.name for c in scenes.rates]
         point[names.index(constant.name)] = value
@@ -154,9 +152,7 @@ def _one_at_a_time(
         one) and ``regret`` of each group at its worse end.
     """
     scenes.least_anywhere()
-    nominal = scenes.box
-    for constant in scenes.box.constants:
-        nominal = nominal.narrowed(constant.name, constant.nominal, constant.nominal)
+    nominal = scenes.box.at({c.name: c.nominal for c in scenes.box.constants})
 
     def fastest(point: Point, areas: AreaRange) -> tuple[int, float]:
         best = scenes.fastest(point, np.flatnonzero(areas.fits_always))

@@ -24,7 +24,8 @@ from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, check_one_of, check_type, nearest
 from phaze_fast.hardware import Cluster, area
 from phaze_fast.models import Model, model_from_dict
-from phaze_fast.planning import Plan, Training, plan
+from phaze_fast.planning import Plan, Training, plan, predict, predict_batch
+from phaze_fast.planning.training import TrainingStep
 from phaze_fast.runs.executors import Lost, Workers, run_chunks
 from phaze_fast.runs.journal import Journal, manifest
 from phaze_fast.tables import Array, Table
@@ -178,6 +179,82 @@ def evaluate_point(point: Point) -> Row:
     return plan_row(point, plans.best)
 
 
+_GRID: dict[str, Any] = {
+    "tp": 1,
+    "pp": 1,
+    "cp": 1,
+    "ep": 1,
+    "micro_batch": 1,
+    "zero": 0,
+    "recompute": "auto",
+    "schedule": "1f1b",
+    "vpp": 1,
+    "rank_order": "replicas-inside",
+}
+
+
+class PlanGrid:
+    """Predicts every plan of a grid on each point of a sweep, in place of a search.
+
+    Data parallelism takes the devices that the other widths leave; combinations that do not divide
+    them are no plans. The row of a point is that of the fastest plan that fits, with the number of
+    plans of the grid and of those that fit as `plans` and `plans_fit`.
+
+    Parameters
+    ----------
+    axes
+        Values of arguments of `predict_batch`, by name: one or several each. The grid has every
+        combination.
+
+    Examples
+    --------
+    >>> import phaze_fast as pf
+    >>> cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
+    >>> point = Point(pf.models.load("bertlarge"), cluster, pf.Training(global_batch=64))
+    >>> grid = PlanGrid(tp=(1, 2, 4), micro_batch=(1, 2, 4), zero=(0, 1), recompute="none")
+    >>> row = sweep([point], evaluate=grid).rows[0]
+    >>> row["status"], row["plans"], row["tp"]
+    ('optimal', 18, 1)
+    """
+
+    def __init__(self, **axes: Any) -> None:
+        for name in axes:
+            check_one_of("axis", name, _GRID)
+        given = {name: axes.get(name, default) for name, default in _GRID.items()}
+        self.axes = {name: np.atleast_1d(np.asarray(values)) for name, values in given.items()}
+
+    @property
+    def name(self) -> str:
+        """Text that tells grids apart, as results on disk must not mix them."""
+        return f"PlanGrid {digest({name: own.tolist() for name, own in self.axes.items()})}"
+
+    def columns(self, devices: int) -> dict[str, Array]:
+        """Return the plans for so many devices, as columns for `predict_batch`."""
+        sizes = [len(values) for values in self.axes.values()]
+        inner = np.ones(sizes, dtype=np.int64)
+        for at, name in enumerate(self.axes):
+            if name in ("tp", "pp", "cp"):
+                inner *= self.axes[name].reshape([-1 if k == at else 1 for k in range(len(sizes))])
+        at_each = np.nonzero(devices % inner == 0)
+        columns = {
+            name: values[at] for (name, values), at in zip(self.axes.items(), at_each, strict=True)
+        }
+        return {**columns, "dp": devices // inner[at_each]}
+
+    def __call__(self, point: Point) -> Row:
+        """Return the row of a point."""
+        columns = self.columns(point.cluster.devices)
+        found = predict_batch(point.model, point.cluster, point.training, **columns, threads=1)
+        fits = np.flatnonzero(found.status == 0)
+        counts = {"plans": len(found), "plans_fit": len(fits)}
+        if not len(fits):
+            return blank_row(point, "infeasible", "none of the plans of the grid fits") | counts
+        best = int(fits[np.argmin(found.time_s[fits])])
+        given = {name: values[best].item() for name, values in columns.items()}
+        step = {name: getattr(point.training, name) for name in TrainingStep.model_fields}
+        return plan_row(point, predict(point.model, point.cluster, {**step, **given})) | counts
+
+
 def _checked(point: Point, row: Any) -> Row:
     """Add the key of the point to a row, after checking that its values can be written as JSON."""
     if not isinstance(row, dict) or row.get("status") not in ("optimal", "infeasible", "error"):
@@ -282,6 +359,8 @@ class SweepTable(Table):
 
 
 def _name_of(evaluate: Any) -> str:
+    if isinstance(evaluate, PlanGrid):
+        return evaluate.name
     while isinstance(evaluate, functools.partial):
         evaluate = evaluate.func
     named = evaluate if hasattr(evaluate, "__qualname__") else type(evaluate)
@@ -338,7 +417,7 @@ def sweep(
         Called with the number of distinct points done, and of all.
     evaluate
         Function that evaluates one point and returns its row; for other processes, a function at
-        the top level of a module.
+        the top level of a module. A `PlanGrid` predicts given plans instead of searching.
     retry_errors
         Whether points that ended in an error before are evaluated again.
 

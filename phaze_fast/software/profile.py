@@ -128,14 +128,18 @@ class Software(Record):
     reserved_share: Fraction = 0.0
     """Memory that its allocator reserves beyond the bytes in use, as a share of these, where
     reported figures include it. It is released where memory is short, so plans may use it."""
+    slice_host_s: Seconds = 0.0
+    """Seconds of the host for each matrix and each replica to copy a replica's slice of updated
+    weights to its place (ZeRO 1 and 2); 0 where they are gathered in place."""
     hidden_tensor: Fraction = 0.0
     """Share of the seconds of tensor-parallel collectives that overlaps with products."""
     scattered_messages: bool = False
     """Whether messages between stages are scattered over the tensor-parallel group and gathered by
     the receiver."""
-    stage_division: Literal["even", "work"] = "even"
-    """How layers are divided over stages where a plan does not say: as many blocks to each, or so
-    that the largest work of a stage, embedding and head counted, is least."""
+    stage_division: Literal["even", "work", "blocks"] = "even"
+    """How layers are divided over stages where a plan does not say: as many blocks to each; so that
+    the largest work of a stage, embedding and head counted, is least; or so that the largest number
+    of blocks is least, the first stages filled first."""
     vocabulary_multiple: Count = 1
     """The vocabulary is padded to a multiple of this times the tensor-parallel width."""
     loss_passes: Annotated[int, Field(strict=True, ge=0, le=1000)] = 0

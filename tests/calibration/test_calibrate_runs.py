@@ -218,6 +218,26 @@ def test_constants_follow_the_profile():
     assert 1.0 <= fastest < 1.3  # no product is faster than the chip's peak
 
 
+def test_slices_of_gathered_weights_are_a_number_of_unknown_software():
+    """The host copies each replica's slice of each matrix: so much more for twice the replicas."""
+    names = {
+        name: [c.name for c in constants_of(load_software(name))] for name in ("generic", "nemo")
+    }
+    assert "slice_host_s" in names["generic"]
+    assert "slice_host_s" not in names["nemo"]
+    sliced = load_software("nanotron")
+    seconds = []
+    for dp in (8, 16):
+        cluster = pf.Cluster(devices=dp, fabric="dgx-h100", chip="h100")
+        plan = {"dp": dp, "zero": 1, "global_batch": dp, "software": sliced}
+        whole = {**plan, "software": sliced.replace(slice_host_s=0.0)}
+        seconds.append(
+            pf.predict("llama3-8b", cluster, plan).time_s
+            - pf.predict("llama3-8b", cluster, whole).time_s
+        )
+    assert seconds == pytest.approx([dp * (32 * 7 + 2) * 8e-6 for dp in (8, 16)])
+
+
 def cut(cluster, division, values):
     """The same runs with the seconds of software that divides stages in a given way."""
     own = replace(cluster, software=cluster.software.replace(stage_division=division))

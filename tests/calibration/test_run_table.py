@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,6 +50,7 @@ def write(path, *rows):
         ("RoCE, 400 Gb/s per GPU", None, 50e9),
         ("4 GPUs a node, 100 GB/s each node", 4, 25e9),
         ("8-GPU nodes", 8, None),
+        ("GB200 NVL72", 72, None),
         ("", None, None),
     ],
 )
@@ -56,6 +58,25 @@ def test_networks_in_words(words, node, bytes_per_s):
     found = network_of(words, node_devices=8)
     assert found.node_devices == node
     assert found.beyond_node_bytes_per_s == pytest.approx(bytes_per_s)
+
+
+@pytest.mark.parametrize(
+    ("words", "chip", "gb_per_s"),
+    [
+        ("EFA", "H100", 50.0),
+        ("EFA", "A100", 6.25),
+        ("EFA, 1.6 Tb/s per node", "A100", 25.0),  # a rate in words counts more than a name
+        ("Omni-Path", "A100", 12.5),
+        ("InfiniBand NDR, rail-optimised", "H100", 50.0),
+        ("HPE Slingshot-11", "GH200", 25.0),
+        ("RoCE v2 with rails", "H100", 50.0),  # names no rate: the usual fabric's
+    ],
+)
+def test_networks_by_name(words, chip, gb_per_s):
+    run = read_run(2, {**ROW, "chip": chip, "interconnect": words})
+    assert run.cluster.fabric.tiers[-1].bandwidth_bytes_per_s == gb_per_s * 1e9
+    named = not ("per node" in words or "RoCE" in words)
+    assert any(text.startswith("network") for text in run.assumed) == named
 
 
 def test_columns_under_other_names_and_numbers_with_remarks():
@@ -66,6 +87,59 @@ def test_columns_under_other_names_and_numbers_with_remarks():
     assert standard_cells({"dp": "4;2"})["dp"] == "4;2"
     assert standard_cells({"vpp": "-"})["vp"] == ""
     assert standard_cells({"other": "{'max_mem': 7}"})["memory_bytes"] == "7"
+
+
+STRANGE = {
+    "NVIDIA H100 80GB HBM3": {"chip": "NVIDIA H100 80GB HBM3"},
+    "1,024 devices": {"devices": "1,024", "global_batch": "1,024"},
+    "other words": {"zero": "ZeRO-1", "recompute": "No", "precision": "bfloat16", "cp": "N/A"},
+}
+REFUSED = {
+    "ints": ({"tp": "two"}, r"tp: 'two' is not accepted; expected a whole number"),
+    "widths": ({"tp": "3"}, r"n_gpus: 16 is not accepted"),
+    "sharding": ({"zero": "some"}, r"zero_or_dist_opt: 'some' is not accepted; expected 0 to 3"),
+    "nothing": ({"micro_batch": "NaN"}, r"micro_batch: is missing"),
+    "endless": ({"seq": "1e400"}, r"seq: '1e400' is not accepted"),
+    "no seconds": ({"step_s": "soon"}, r"iter_time_s: 'soon' is not accepted"),
+}
+
+
+@pytest.mark.parametrize("changed", STRANGE.values(), ids=STRANGE)
+def test_rows_in_other_words_are_read(changed):
+    run = read_run(2, {**ROW, **changed})
+    assert (run.chip, run.plan.zero, run.plan.recompute) == ("h100", 1, "none")
+
+
+@pytest.mark.parametrize(("changed", "said"), REFUSED.values(), ids=REFUSED)
+def test_a_row_that_is_not_accepted_is_listed_and_the_others_are_predicted(tmp_path, changed, said):
+    found = validate_runs(write(tmp_path / "runs.csv", {**ROW, **changed}, ROW))
+    assert len(found.all_rows.rows) == len(found.refused) == 1
+    assert re.search("^row 2: " + said, found.refused[0])
+
+
+def test_networks_that_are_nonsense_do_not_stop_a_table(tmp_path):
+    words = (
+        "0 x 0 Gb/s per node",
+        "0-GPU nodes",
+        "1..2 Gb/s per node",
+        "9e99 Gb/s per GPU",
+        "9" * 30 + "-GPU",
+    )
+    rows = [{**ROW, "interconnect": text} for text in words]
+    found = validate_runs(write(tmp_path / "runs.csv", *rows))
+    assert len(found.all_rows.rows) + len(found.refused) == len(words)
+
+
+def test_headings_of_papers_units_and_failures_in_place_of_seconds():
+    others = {"devices": "GPUs", "step_s": "Step time (ms)", "micro_batch": "Micro-batch size"}
+    row = {others.get(name, name): cell for name, cell in ROW.items()}
+    assert is_run_table(list(row))
+    assert read_run(2, {**row, "Step time (ms)": "3000"}).time_s == pytest.approx(3.0)
+    failed = read_run(2, {**row, "Step time (ms)": "OOM"})
+    assert (failed.status, np.isnan(failed.time_s)) == ("oom", True)
+    whole = {**ROW, "step_s": "", "Tokens/s": "65536", "Memory (GB)": "30"}
+    assert read_run(2, whole).time_s == pytest.approx(64 * 4096 / 65536)
+    assert read_run(2, {**ROW, "step_s": "", "samples/s": "16"}).time_s == pytest.approx(4.0)
 
 
 def test_software_without_a_profile_is_generic_and_the_answer_says_so():

@@ -206,6 +206,14 @@ def test_predictions_of_another_model_are_scored_beside_ours(tmp_path, capsys):
     assert data["against"]["phaze-fast"]["iter_time_s"] == data["columns"]["iter_time_s"]
     assert main(command) == 0
     assert "Two models on the same rows" in capsys.readouterr().out
+    theirs.write_text(
+        "row,step_s,memory_gib,fits\n2,1.42,,yes\n3,,30,\n"
+    )  # scored on what both predict
+    assert main([*command, "--json"]) == 0
+    both = json.loads(capsys.readouterr().out)["against"].values()
+    assert [one["iter_time_s"]["rows"] for one in both] == [1, 1]
+    assert [one["memory_gib"]["rows"] for one in both] == [1, 1]
+    assert [one["fits"]["ok"]["rows"] for one in both] == [1, 1]
     for text, said in (("9,1,,", "no row of the table"), ("2,1,,maybe", "fits: 'maybe'")):
         theirs.write_text(f"row,step_s,memory_gib,fits\n{text}\n")
         assert main(command) == 2

@@ -89,11 +89,21 @@ def random_plan(rng):
         given["cp_kind"] = own.choice(["all-gather", "all-gather", "ring", "ulysses"])
         if given["ep"] > 1 and own.random() < 0.3:
             given |= {"etp": 1, "expert_imbalance": own.choice([1.0, 1.5])}
+        if given["ep"] > 1:
+            given["dispatcher"] = own.choice(["all-to-all", "all-gather"])
+        if cp == 2 and own.random() < 0.3:
+            given |= {"cp": 4, "cp_kind": "ulysses:2/ring"}
         if given["zero"] and dp % 2 == 0:
             given["shard"] = own.choice([None, None, None, dp, dp // 2])
         given["precision"] = own.choice(["bf16", "bf16", "bf16", "fp8", "fp8-current", "fp16"])
         if own.random() < 0.2:
             given["software"] = own.choice(software_names())
+        if own.random() < 0.08:
+            given["offload_optimizer"] = True
+        if own.random() < 0.06:
+            given["recompute"] = own.choice(
+                ["offload", "offload:3", "norms+activations+gated-product+offload"]
+            )
         if given["optimizer"] == "sgd-bf16":  # which no file says; nor do they say newer ones
             given["optimizer"] = own.choice([n for n in OPTIMIZERS if n not in FIRST_OPTIMIZERS])
         try:

@@ -15,6 +15,11 @@ def golden_rows(name):
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
+def golden_lines(name):
+    """Return the objects of a file of JSON lines."""
+    return [json.loads(line) for line in (GOLDEN / name).read_text().splitlines()]
+
+
 def hf_entries():
     """Return configurations of HuggingFace models and their parameters as transformers counts."""
     return json.loads((GOLDEN / "hf_parameters.json").read_text())["models"]

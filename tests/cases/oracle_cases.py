@@ -5,6 +5,7 @@ import random
 from phaze_fast.hardware import (
     Cluster,
     FlatFabric,
+    Host,
     MeshFabric,
     Tier,
     TieredFabric,
@@ -24,7 +25,9 @@ from phaze_fast.software import DEFAULT, load_software
 
 CHIPS = ("h100", "a100-80", "tpuv4")
 MODES = ("none", "selective", "full")
-CONTENDED = load_software(DEFAULT).replace(name="contended", overlap_slowdown=1.3)
+CONTENDED = load_software(DEFAULT).replace(
+    name="contended", overlap_slowdown=1.3, slice_host_s=2e-4
+)
 OPTIMIZERS = ("adam", "adam-bf16", "sgd-bf16", "adam-fp32")
 KINDS = ("dense", "dense", "grouped", "experts", "experts", "encoder-decoder")
 
@@ -134,12 +137,16 @@ def random_widths(rng, model):
         etp = etp if model.moe else None
         if t * cp * d % (ep * (etp or t)):
             continue
+        kind = "ulysses:2/ring" if cp == 4 and own.random() < 0.5 else kind
+        gathered = ep > 1 and own.random() < 0.4 and (t == 1 or sp)
+        dispatcher = "all-gather" if gathered else "all-to-all"
         strategy = Strategy(
             tp=t, sequence_parallel=sp and t > 1, cp=cp,
-            cp_kind=kind, ep=ep, etp=etp, micro_batch=b,
+            cp_kind=kind, ep=ep, etp=etp, micro_batch=b, dispatcher=dispatcher,
         )  # fmt: skip
         if t * cp * d * p <= 192 and not reasons(model, strategy):
-            facts = {"expert_imbalance": 1.0 + own.random(), "expert_overlap": own.random()}
+            facts = {"expert_imbalance": 1.0 + own.random(), "expert_overlap": own.random(),
+                     "dispatcher": dispatcher}  # fmt: skip
             return {"tp": t, "cp": cp, "cp_kind": kind, "ep": ep, "dp": d, "pp": p, "micro_batch": b,
                     "etp": etp, "sequence_parallel": sp, **(facts if ep > 1 else {})}  # fmt: skip
 
@@ -186,13 +193,16 @@ def random_spec(rng, model, widths, even=False):
             rounds = max(rounds, 2 * p)
     if p > 1 and p % 2 == 0 and random.Random(str(found)).random() < 0.2:
         schedule, found["vpp"], rounds = "dualpipe", 2, max(rounds + rounds % 2, 2 * p)
-    recompute = rng.choice([*MODES, "auto", "norms:2/gated-product"])
+    recompute = rng.choice([*MODES, "auto", "norms:2/gated-product", "offload:1/norms+offload"])
     if not even:
         if rng.random() < 0.7:
             chunks = p if schedule == "dualpipe" else p * found.get("vpp", 1)
             found["stages"] = _chunks_at_random(rng, blocks + 2, chunks)
         if rng.random() < 0.5:
-            recompute = tuple(rng.choice([*MODES, "full:1", "full:2/norms"]) for _ in range(p))
+            recompute = tuple(
+                rng.choice([*MODES, "full:1", "full:2/norms", "offload", "offload:2"])
+                for _ in range(p)
+            )
     zero = rng.choice([0, 1, 2, 3])
     if zero and rng.random() < 0.5:
         inner, d = found["tp"] * found["cp"], found["dp"]
@@ -212,11 +222,15 @@ def random_spec(rng, model, widths, even=False):
         reserved_bytes=rng.choice([0, 3 * 2**29]),
         software=CONTENDED if found["dp"] % 2 else DEFAULT,
         overlap_experts=(None, False, True)[(found["dp"] + found["pp"]) % 3],
+        offload_optimizer=(zero + found["pp"]) % 3 == 0,
     )
 
 
 def random_cluster(rng, devices):
-    return Cluster(devices=devices, fabric=random_fabric(rng, devices), chip=rng.choice(CHIPS))
+    fabric, chip = random_fabric(rng, devices), presets.chip(rng.choice(CHIPS))
+    own = random.Random(f"{fabric} {chip.name}")
+    host = Host(link_bytes_per_s=_rate(own), memory_bytes_per_s=_rate(own))
+    return Cluster(devices=devices, fabric=fabric, chip=chip.replace(host=host))
 
 
 def random_cases(rng, count):

@@ -46,6 +46,12 @@ def test_export_to_traces(run, refused, plan, tmp_path):
     assert "-o: missing" in refused("export", plan, "--to", "chakra")
     said = refused("export", plan, "--to", "chakra", "-o", folder, "--ranks", "a")
     assert "--ranks: 'a' is not accepted" in said
+    assert "'5-2' is not accepted" in refused(
+        "export", plan, "--to", "chakra", "-o", folder / "new", "--ranks", "5-2"
+    )
+    said = refused("export", plan, "--to", "chakra", "-o", folder / "new", "--ranks", "0-99")
+    assert "rank: 99 is not accepted" in said
+    assert not (folder / "new").exists()
 
 
 def test_explain_alone_and_against_another_plan(run, document, plan, tmp_path):

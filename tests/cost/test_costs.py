@@ -51,7 +51,8 @@ def test_vector_operators_are_those_of_the_oracle(seed):
     made, tuned = records(chip, tuning)
     tuned["vector_launch_share"] = tuning.vector_launch_share
     tuned["functions"][0, _core.FUNCTIONS.index(function)] = costs
-    numbers = (precision.in_bytes, precision.out_bytes, precision.acc_bytes, precision.rate)
+    p = precision
+    numbers = (p.in_bytes, p.out_bytes, p.acc_bytes, p.rate, 64.0, 2.0, 2.0)
     for one_core in (False, True):
         arguments = (ops, made, np.zeros(1, np.int32), tuned, numbers, one_core)
         (found,) = _core.op_costs(*arguments, NO_ENERGY, np.zeros(1), 1)
@@ -117,7 +118,9 @@ def test_energy_is_the_sum_of_its_events():
     made, tuned = np.zeros(1, dtype=_core.CHIP_DTYPE), tuning_record(Tuning())
     made[0] = tuple(chip.to_row()[name] for name in _core.CHIP_DTYPE.names)
     asked = (product_ops([(1, 2048, 2048, 2048)]), made, np.zeros(1, np.int32), tuned)
-    (row,) = _core.op_costs(*asked, (2.0, 2.0, 4.0, 1.0), False, table, np.array([11.0]), 1)
+    (row,) = _core.op_costs(
+        *asked, (2.0, 2.0, 4.0, 1.0, 64.0, 2.0, 2.0), False, table, np.array([11.0]), 1
+    )
     moved = 3 * cost.port_bytes + 5 * cost.buffer_bytes + 7 * cost.hbm_bytes
     assert row["energy_j"] == pytest.approx(2 * 2048.0**3 + moved + 11 * cost.time_s)
     assert cost.energy_j > 2048**3 * 5.9e-13

@@ -281,7 +281,7 @@ def test_attention():
 
 # ---- the kernels: thresholds, records, refusals ----
 
-BF = (2.0, 2.0, 4.0, 1.0)
+BF = (2.0, 2.0, 4.0, 1.0, 64.0, 2.0, 2.0)
 
 
 def one(ops, chip, tuning=PLAIN, precision=BF16, one_core=False):
@@ -308,7 +308,10 @@ REFUSED = [
     *({"chip": {field: value}} for field in COUNTS for value in (0, 2**40 + 1)),
     *({"chip": {field: -1}} for field in ("tensor_local_bytes", "buffer_bytes", "hbm_bytes")),
     *({"chip": {field: value}} for field in RATES for value in (-1.0, np.nan, np.inf)),
-    *({"numbers": numbers} for numbers in ((2.0, 8.5, 4.0, 1.0), (2.0, 2.0, 0.0, 1.0))),
+    *(
+        {"numbers": numbers}
+        for numbers in ((2.0, 8.5, 4.0, 1.0, 64.0, 2.0, 2.0), (2.0, 2.0, 0.0, 1.0, 64.0, 2.0, 2.0))
+    ),
     {"tuning": {"attention_ops": -1.0}},
     {"tuning": {"attention_backward_ops": -1.0}},
     *({"tiles": (tile,)} for tile in ((4, 0), (0, 4), (2**40 + 1, 4), (4, 2**40 + 1))),
@@ -339,7 +342,7 @@ def test_records_that_cannot_be_are_refused(case):
 @pytest.mark.parametrize("case", [{"chip": {f: 2**40}} for f in COUNTS], ids=str)
 def test_the_largest_counts_are_accepted(case):
     assert not np.isnan(time_of(**case))
-    assert not np.isnan(time_of(numbers=(2.0, 8.0, 4.0, 1.0)))
+    assert not np.isnan(time_of(numbers=(2.0, 8.0, 4.0, 1.0, 64.0, 2.0, 2.0)))
 
 
 def test_tuning_clock():

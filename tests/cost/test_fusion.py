@@ -117,7 +117,8 @@ def random_group(draw):
 
 def random_rules(draw):
     widths = draw.choice([(2.0, 2.0), (2.0, 4.0), (1.0, 4.0)])
-    return BufferRules(*widths, float(draw.randint(1, 3)), float(draw.randint(1, 2)))
+    rest = (draw.randint(1, 3), draw.randint(1, 2), draw.randint(1, 2))
+    return BufferRules(*widths, *(float(x) for x in rest))
 
 
 def compare(seeds):

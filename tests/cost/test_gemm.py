@@ -172,7 +172,8 @@ NO_ENERGY = np.zeros(1, dtype=_core.ENERGY_DTYPE)
 
 def cost_of(ops, chip, tuning, precision, one_core=False):
     made, tuned = records(chip, tuning)
-    numbers = (precision.in_bytes, precision.out_bytes, precision.acc_bytes, precision.rate)
+    p = precision
+    numbers = (p.in_bytes, p.out_bytes, p.acc_bytes, p.rate, 64.0, 2.0, 2.0)
     index, watts = np.zeros(1, dtype=np.int32), np.zeros(1)
     return _core.op_costs(ops, made, index, tuned, numbers, one_core, NO_ENERGY, watts, 1)
 

@@ -5,14 +5,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phaze_fast import ArchitectureSpace, Cluster, Plan, Training, evaluate_batch, models, predict
+from phaze_fast import (
+    ArchitectureSpace,
+    Cluster,
+    Plan,
+    Training,
+    evaluate_batch,
+    models,
+    plan,
+    predict,
+)
 from phaze_fast.cost import estimate_costs, roofline_work_j, roofline_work_s
-from phaze_fast.cost.residency import kept_shares
+from phaze_fast.cost.machines import Streams
+from phaze_fast.cost.residency import layer_traffic
+from phaze_fast.errors import InvalidInputError
 from phaze_fast.explore import find_chips
-from phaze_fast.opgraph import Strategy, layer_graph
+from phaze_fast.hardware import presets
+from phaze_fast.opgraph import Strategy, forms, layer_graph
 
 MIB = 2.0**20
-BF16 = (2.0, 2.0, 4.0, 1.0)
+BF16 = Streams(2.0, 2.0, 4.0, 1.0)
 NAMES = ("bertlarge", "llama2-7b", "llama3-8b", "t5-small", "deepseek-v3", "mixtral-8x7b")
 SPACE = ArchitectureSpace.tpuv4_area()
 
@@ -27,7 +39,9 @@ def of(graph, shares):
 
 def test_what_a_large_buffer_saves_of_bert_by_hand():
     layer = block("bertlarge")
-    forward = of(layer.forward, kept_shares(layer.forward, np.array([2.0**40]), BF16)[0])
+    forward = of(
+        layer.forward, layer_traffic(layer.forward, np.array([2.0**40]), BF16).kept_shares[0]
+    )
     x, hidden, weights, mask = 1.0, 4.0, 8.0, 0.5  # MiB of 512 rows
     up, down = x + weights + 2 * hidden, hidden + weights + x + x + mask
     assert forward["up"] == forward["down"] == pytest.approx(hidden / (up + down))
@@ -39,7 +53,9 @@ def test_what_a_large_buffer_saves_of_bert_by_hand():
     fused = x + 6.0 + 3 * q + q + 2.0 + x + x + mask
     assert forward["attention"] == pytest.approx(1.0 - fused / alone, rel=1e-2)
     assert statistics < 0.04
-    backward = of(layer.backward, kept_shares(layer.backward, np.array([2.0**40]), BF16)[0])
+    backward = of(
+        layer.backward, layer_traffic(layer.backward, np.array([2.0**40]), BF16).kept_shares[0]
+    )
     alone = (x + weights + hidden + hidden) + (hidden + weights + x)
     assert backward["d-up-x"] == backward["d-down-x"] == pytest.approx(hidden / alone)
     assert backward["d-up-w"] == backward["d-ffn-norm"] == 0.0
@@ -51,7 +67,7 @@ def test_shares_are_shares_and_collectives_cut_chains(name):
     for width in (1, 2):
         layer = block(name, tp=width)
         for graph in (layer.forward, layer.backward):
-            shares = kept_shares(graph, sizes, BF16)
+            shares = layer_traffic(graph, sizes, BF16).kept_shares
             assert shares.min() >= 0.0
             assert shares.max() < 1.0
             assert not shares[:, graph.ops["collective"] >= 0].any()
@@ -59,7 +75,9 @@ def test_shares_are_shares_and_collectives_cut_chains(name):
 
 def test_low_precision_and_unfused_graphs_keep_nothing():
     layer = block("bertlarge")
-    assert not kept_shares(layer.forward, np.array([MIB]), (1.0, 2.0, 4.0, 2.0)).any()
+    assert not layer_traffic(
+        layer.forward, np.array([MIB]), BF16._replace(in_bytes=1.0, rate=2.0)
+    ).kept_shares.any()
     plain, fused = (
         estimate_costs(block("bertlarge", fusion).forward, "tpuv4")
         for fusion in ("none", "epilogues")
@@ -156,3 +174,63 @@ def test_a_plan_says_what_is_fused():
     assert steps["full"].time_s <= steps["epilogues"].time_s
     assert steps["full"].fusion == "full"
     assert Plan.from_dict(steps["full"].to_dict()) == steps["full"]
+
+
+def starved(buffer_mib, rate):
+    """TPU v4 with another buffer and HBM bandwidth."""
+    chip = presets.chip("tpuv4")
+    return chip.replace(
+        buffer=chip.buffer.replace(capacity_bytes=int(buffer_mib * MIB)),
+        hbm=chip.hbm.replace(bandwidth_bytes_per_s=rate),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "chip", "micro_batch"),
+    [
+        ("bertlarge", "full+activations", starved(128, 5e10), 8),
+        ("bertlarge", "full+projections", starved(128, 5e10), 16),
+        ("llama2-7b", "full+projections", starved(128, 2e10), 4),
+        ("t5-small", "full+weights", starved(512, 1e11), 1),
+    ],
+)
+def test_each_form_is_chosen_where_hbm_is_slow_and_saves_what_it_should(
+    name, form, chip, micro_batch
+):
+    cluster = Cluster(devices=8, fabric="tpuv4-pod", chip=chip)
+    step = {"global_batch": 1024, "micro_batch": micro_batch, "tp": 1, "pp": 1}
+    best = {
+        fusion: plan(name, cluster, Training(**step, fusion=fusion)).best
+        for fusion in ("full", "full+activations", "full+projections", "full+weights", "full+any")
+    }
+    assert best["full+any"].fusion == min(best, key=lambda f: best[f].time_s)
+    assert best["full+any"].time_s == min(own.time_s for own in best.values())
+    assert best[form].time_s < best["full"].time_s
+    repeats = form != "full+weights"
+    assert (best[form].memory_bytes < best["full"].memory_bytes) == repeats
+    assert (best[form].hfu > best[form].mfu) == (form == "full+projections")
+
+
+def test_a_search_over_forms_is_proven_and_one_plan_has_one_form():
+    pod, some = Cluster(devices=8, fabric="tpuv4-pod"), SPACE[::4999]
+    step = Training(global_batch=64, micro_batch=(2, 4), tp=1, fusion="full+any")
+    found = find_chips([models.load("bertlarge")], some, pod, step)
+    every = evaluate_batch(models.load("bertlarge"), some, pod, step)
+    assert found.status == "optimal"
+    assert found.winners[0].score == every.time_s.min()
+    tpu = pod.replace(chip="tpuv4")
+    with pytest.raises(InvalidInputError, match=r"full\+any is not accepted for one plan"):
+        predict("bertlarge", tpu, {"dp": 8, "global_batch": 64, "fusion": "full+any"})
+
+
+def test_the_roofline_of_all_forms_bounds_each():
+    graphs = [
+        layer_graph(models.load("bertlarge"), Strategy(micro_batch=4), form)
+        for form in forms("full+any")
+    ]
+    records, pod = SPACE.chips[:: len(SPACE) // 40], Cluster(devices=8, fabric="tpuv4-pod")
+    bounds_s = roofline_work_s(graphs[0], records, pod, SPACE.spec.base, forms=graphs[1:])
+    for graph in graphs:
+        costs = estimate_costs(graph, records, like=SPACE.spec.base)
+        counts = np.repeat([layer.count for layer in graph.layers], 2)
+        assert (bounds_s <= counts @ costs.total_s()).all()

@@ -24,11 +24,12 @@ from phaze_fast.explore import (
 from phaze_fast.explore.best_first import BestFirstSearch
 from phaze_fast.explore.bounds import STEPS
 from phaze_fast.explore.candidates import CandidateTable
-from phaze_fast.hardware import FlatFabric, energy_table_of
+from phaze_fast.hardware import FlatFabric, chip_records, energy_table_of, presets
 from phaze_fast.hardware.package import Prices
 from phaze_fast.planning import Placed, PlanEvaluator
 from phaze_fast.planning.times import MAX_NODES, KindTimes
 from phaze_fast.runs.executors import Workers
+from phaze_fast.software import software_names
 from phaze_fast.tables import non_dominated
 
 ANY_TIME_S = 1e300
@@ -200,6 +201,41 @@ def test_work_of_rooflines_is_that_of_a_plain_loop():
 
 
 # ---- joules ----
+
+
+EAGER = pf.TransformerModel(
+    name="eager", layers=1, hidden=256, heads=4, ffn=256, vocab=128, seq=4096, positions="rotary"
+)
+
+
+@pytest.mark.parametrize("software", software_names())
+def test_rooflines_are_those_of_kernels_that_the_software_uses(software):
+    """Kernels of a profile may be faster than those of the chip's own tuning."""
+    like = presets.chip("a100-80")
+    step = pf.Training(global_batch=64, micro_batch=8, tp=1, pp=1, zero=1, software=software)
+    cluster, records = pf.Cluster(devices=8, fabric="dgx-a100"), chip_records([like])
+    problem = SearchProblem(EAGER, cluster, step, like, (80 * 2**30,))
+    counts = [layer.count for layer in problem.evaluators[0].sizes[0].graph.layers]
+    _, least = problem.schedule(0, records)
+    (exact_s,) = (least.forward_s + least.plain_s) @ np.array(counts, dtype=float)
+    (work_s,) = problem.work_s(0, records)
+    assert 0.1 * exact_s < work_s <= exact_s * (1 + 1e-12)
+
+
+def test_joules_are_bounded_by_those_of_the_cheapest_recomputation():
+    """Which need not be the first: attention is one set of operators, and norms and activations two."""
+    like = presets.chip("tpuv4")
+    modes = ("attention", "norms+activations")
+    step = pf.Training(global_batch=64, micro_batch=1, tp=1, pp=1, zero=1, recompute=modes)
+    cluster, records = pf.Cluster(devices=8, fabric="tpuv4-pod"), chip_records([like])
+    model = EAGER.replace(attention="flash", layers=12)
+    problem = SearchProblem(model, cluster, step, like, (32 * 2**30,))
+    times, least = problem.schedule(0, records)
+    assert problem.evaluators[0].sizes[0].variants == modes
+    ((best,),) = problem.evaluators[0].best(0, times, least, np.full((1, 1), ANY_TIME_S))
+    assert best.variants == (1,)
+    (spent_j,) = problem.evaluators[0].energies_j([best], times, [0])
+    assert 0.5 * spent_j < problem.least_energy_j(0, least)[0][0] <= spent_j
 
 
 def test_joules_of_a_step_by_hand():

@@ -4,6 +4,7 @@ import json
 import tomllib
 
 import pytest
+from export_cases import SUFFIX
 from golden_files import GOLDEN, golden_rows
 
 import phaze_fast as pf
@@ -121,9 +122,16 @@ def test_recomputation_for_maxtext(more, policy, kept, tmp_path):
 @pytest.mark.parametrize(
     ("tensors", "said"),
     [
-        ("qkv_proj=device", r"mlpwo: remat is not accepted; expected device$"),
-        ("mlpwo=device qkv_proj=offload", r"offload, remat is not accepted; expected device$"),
-        ("mlpwo=device qkv_proj=device context=offload", r"context: offload .* device or remat$"),
+        ("qkv_proj=device", r"mlpwo: remat is not accepted; expected device, as decoder_layer"),
+        ("mlpwo=device qkv_proj=offload", r"offload, remat is not accepted; expected device, as"),
+        (
+            "mlpwo=device qkv_proj=device context=offload",
+            r"context: offload .* device or remat, as",
+        ),
+        (
+            "decoder_layer_input=offload mlpwo=device",
+            r"expected offload, as decoder_layer_input is offload",
+        ),
     ],
 )
 def test_a_custom_policy_that_plans_do_not_have_is_refused(tensors, said, tmp_path):
@@ -430,3 +438,51 @@ def test_what_a_framework_cannot_express_by_hand(framework, widths, layout, case
     spec = pf.PlanSpec(**strategy, **layout, global_batch=layout["dp"])
     found = inexpressible(framework, spec.strategy, spec.layout)
     assert {case for case, applies in found.items() if applies.any()} == cases
+
+
+@pytest.mark.parametrize(
+    ("format_", "plan", "words"),
+    [
+        ("megatron", {"zero": 1, "offload_optimizer": True}, ["--optimizer-cpu-offload"]),
+        ("bridge", {"zero": 1, "offload_optimizer": True}, ["optimizer.optimizer_cpu_offload=true"]),
+        ("deepspeed", {"zero": 3, "offload_optimizer": True}, ['"device": "cpu"']),
+        ("megatron", {"recompute": "offload:3"}, ["--cpu-offloading-num-layers 3"]),
+        ("bridge", {"recompute": "offload:3"}, ["model.cpu_offloading_num_layers=3"]),
+        ("maxtext", {"zero": 3, "recompute": f"{AGAIN}+offload"}, ["decoder_layer_input=offload"]),
+        ("megatron", {"cp": 4, "cp_kind": "ulysses:2/ring"},
+         ["--cp-comm-type a2a+p2p", "--hierarchical-context-parallel-sizes 2 2"]),
+        ("bridge", {"cp": 4, "cp_kind": "ulysses:2/ring"},
+         ["model.cp_comm_type=a2a+p2p", "context_parallel_sizes=[2, 2]"]),
+    ],
+)  # fmt: skip
+def test_offloading_and_mixed_context_kinds_are_written_and_read(format_, plan, words, tmp_path):
+    given = {"dp": 4, "global_batch": 32, "recompute": "none", **plan}
+    written = export.export_plan(given, LLAMA, format_)
+    assert written.plan_complete, written.text
+    text = written.text.replace("'", "")
+    assert all(word in text for word in words), written.text
+    path = tmp_path / f"run{SUFFIX.get(format_, '.sh')}"
+    path.write_text(written.text)
+    spec = export.read_plan(path, LLAMA, 4 * given.get("cp", 1)).spec
+    cluster = pf.Cluster(devices=spec.devices, fabric="dgx-h100", chip="h100")
+    both = [pf.predict(LLAMA, cluster, one) for one in (given, spec.replace(idle=False))]
+    assert both[0].time_s == pytest.approx(both[1].time_s, rel=1e-12)
+    assert both[0].memory_bytes == pytest.approx(both[1].memory_bytes, rel=1e-12)
+
+
+@pytest.mark.parametrize("format_", ["megatron", "bridge", "maxtext", "torchtitan"])
+def test_how_rows_reach_experts_is_written_and_read(format_, tmp_path):
+    model = models.load("mixtral-8x7b")
+    given = {"dp": 8, "ep": 2, "global_batch": 32, "zero": 3, "recompute": "full"}
+    for dispatcher in ("all-to-all", "all-gather"):
+        plan = {**given, "dispatcher": dispatcher}
+        written = export.export_plan(plan, model, format_)
+        complete = format_ != "torchtitan" or dispatcher == "all-to-all"
+        assert written.plan_complete == complete
+        path = tmp_path / f"run{SUFFIX.get(format_, '.sh')}"
+        path.write_text(written.text)
+        read = export.read_plan(path, model, 8).spec
+        assert (read.dispatcher == dispatcher) == complete
+    silent = "pretrain_gpt.py --tensor-model-parallel-size 1 --expert-model-parallel-size 2"
+    (tmp_path / "own.sh").write_text(f"torchrun --nproc-per-node 8 {silent}")
+    assert export.read_plan(tmp_path / "own.sh", model).spec.dispatcher == "all-gather"

@@ -8,18 +8,18 @@ from export_cases import SUFFIX, random_plan
 import phaze_fast as pf
 from phaze_fast import export
 
-SOME = (25, 60)  # seed and number of the plans of every run
+SOME = (25, 66)  # seed and number of the plans of every run
 MORE = (23, 140)  # of the full one
 FIELDS = (
     "tp", "cp", "pp", "dp", "ep", "etp", "micro_batch", "seq", "optimizer", "precision", "software",
     "expert_imbalance", "sequence_parallel", "zero", "recompute", "vpp", "rank_order", "shard",
-    "schedule", "cp_kind",
+    "schedule", "cp_kind", "dispatcher", "offload_optimizer",
 )  # fmt: skip
 NO_EFFECT = {
     "megatron": {"zero", "recompute", "vpp", "rank_order"},
     "bridge": {"zero", "recompute", "vpp", "rank_order"},
     "torchtitan": {"zero", "recompute", "rank_order", "shard"},
-    "maxtext": {"zero", "recompute", "rank_order", "shard"},
+    "maxtext": {"zero", "recompute", "rank_order", "shard", "dispatcher"},
     "deepspeed": {
         "etp",
         "expert_imbalance",
@@ -28,6 +28,7 @@ NO_EFFECT = {
         "schedule",
         "vpp",
         "cp_kind",
+        "dispatcher",
     },
 }
 """Fields that are dropped where they change nothing, such as sharding among one replica."""

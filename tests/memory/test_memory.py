@@ -21,7 +21,7 @@ from phaze_fast.memory import (
     STAGE_DTYPE,
     TERMS,
     Pipeline,
-    context_bytes,
+    exchange_bytes,
     footprint,
     footprint_batch,
     stage_row,
@@ -384,12 +384,15 @@ def test_the_loops_count_the_same_without_numbas_compiler(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "tensors"), [("all-gather", 4.0), ("ring", 4.0), ("ulysses", 1.5)], ids=str
+    ("kind", "tensors"),
+    [("all-gather", 4.0), ("ring", 4.0), ("ulysses", 1.5), ("ulysses:2/ring", 2.75)],
+    ids=str,
 )
 def test_context_parallelism_holds_tensors_for_a_moment(kind, tensors):
     """Keys, values and their gradients; in a ring two halves of each; queries, keys and values."""
     model = models.load("gpt2-small")
-    two = Strategy(cp=2, cp_kind=kind, micro_batch=3)
+    cp = 4 if kind.endswith("/ring") else 2
+    two = Strategy(cp=cp, cp_kind=kind, micro_batch=3)
     whole = 3 * model.seq * model.hidden * 2
-    assert context_bytes(layer_graph(model, two)) == tensors * whole
-    assert context_bytes(layer_graph(model, Strategy(micro_batch=3))) == 0.0
+    assert exchange_bytes(layer_graph(model, two)) == tensors * whole
+    assert exchange_bytes(layer_graph(model, Strategy(micro_batch=3))) == 0.0

@@ -8,7 +8,8 @@ from golden_files import GOLDEN
 from phaze_fast import models
 from phaze_fast.documents import read_document
 from phaze_fast.hardware import Cluster, presets
-from phaze_fast.models.families import FAMILIES
+from phaze_fast.models.families import code_of
+from phaze_fast.models.huggingface import architecture, architectures
 from phaze_fast.planning import predict
 
 torch = pytest.importorskip("torch", reason="the extra torch is not installed")
@@ -37,8 +38,11 @@ def pair(name):
     return model, models.expanded(model), trace_hf(fields, name, seq=model.seq)
 
 
-def test_every_family_is_compared():
-    assert {name.split()[0] for name in CONFIGURATIONS} == FAMILIES.keys()
+def test_every_family_is_compared_and_its_module_names_attributes_of_its_code():
+    assert {name.split()[0] for name in CONFIGURATIONS} == set(architectures())
+    for name in architectures():
+        named = architecture(name)["module"].keys() - {"code"}
+        assert {attribute for attribute in named if hasattr(code_of(name), attribute)} == named
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
@@ -61,8 +65,8 @@ OTHER_CONSTANTS |= {"deepseek_v2", "deepseek_v3", "t5", "mt5"}
 @pytest.mark.parametrize(
     ("name", "software"),
     [
-        *((name, "huggingface-eager") for name in FAMILIES),
-        *((name, "pytorch-compiled") for name in sorted(FAMILIES.keys() - OTHER_CONSTANTS)),
+        *((name, "huggingface-eager") for name in architectures()),
+        *((name, "pytorch-compiled") for name in sorted({*architectures()} - OTHER_CONSTANTS)),
     ],
 )
 def test_a_configuration_takes_the_seconds_and_bytes_of_its_trace(name, software):

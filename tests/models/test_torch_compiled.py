@@ -7,7 +7,8 @@ from phaze_fast.models.huggingface import trace_hf
 
 torch = pytest.importorskip("torch", reason="the extra torch is not installed")
 nn, F = torch.nn, torch.nn.functional
-SAMPLES, WIDTH, VOCABULARY = 4, 64, 512
+Decoder = pytest.importorskip("decoder_modules").Decoder
+SAMPLES = 4
 SIZES = {
     "hidden_size": 64,
     "num_attention_heads": 4,
@@ -22,55 +23,6 @@ FIELDS = {
     "gpt2": {"n_embd": 64, "n_head": 4, "n_positions": 64, "n_layer": 2},
     "qwen3_moe": {**SIZES, **EXPERTS},
 }
-
-
-class RmsNorm(nn.Module):
-    """As models of transformers write it, in fp32."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x):
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
-        return self.weight * wide.to(x.dtype)
-
-
-class Block(nn.Module):
-    def __init__(self, gated):
-        super().__init__()
-        norm = RmsNorm if gated else nn.LayerNorm
-        self.gated, self.before, self.after = gated, norm(WIDTH), norm(WIDTH)
-        linears = [nn.Linear(WIDTH, WIDTH, bias=not gated) for _ in range(4)]
-        self.q, self.k, self.v, self.o = linears
-        self.gate, self.up = (nn.Linear(WIDTH, 4 * WIDTH, bias=not gated) for _ in range(2))
-        self.down = nn.Linear(4 * WIDTH, WIDTH, bias=not gated)
-
-    def forward(self, x):
-        rows = self.before(x)
-        heads = [p(rows).unflatten(-1, (4, -1)).transpose(1, 2) for p in (self.q, self.k, self.v)]
-        mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
-        x = x + self.o(mixed.transpose(1, 2).flatten(2))
-        rows = self.after(x)
-        inner = F.silu(self.gate(rows)) * self.up(rows) if self.gated else F.gelu(self.up(rows))
-        return x + self.down(inner)
-
-
-class Decoder(nn.Module):
-    def __init__(self, gated):
-        super().__init__()
-        self.table = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(Block(gated) for _ in range(3))
-        self.norm = RmsNorm(WIDTH) if gated else nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
-
-    def forward(self, ids):
-        x = self.table(ids)
-        for layer in self.layers:
-            x = layer(x)
-        logits = self.head(self.norm(x)).float()
-        return F.cross_entropy(logits.flatten(0, 1), ids.flatten())
 
 
 class Residual(nn.Module):

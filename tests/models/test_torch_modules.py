@@ -13,6 +13,7 @@ from phaze_fast.planning import Training, plan
 
 torch = pytest.importorskip("torch", reason="the extra torch is not installed")
 nn = torch.nn
+Decoder = pytest.importorskip("decoder_modules").Decoder
 # transformers compiles parts of a few models in a way that PyTorch calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 
@@ -175,41 +176,6 @@ def test_what_is_not_modelled_is_refused_by_name(function, line):
     assert "test_torch_modules.py:" in message
 
 
-class Decoder(nn.Module):
-    """A small GPT by hand; what is changed in it must not be taken for the usual thing."""
-
-    def __init__(self, extra=None):
-        super().__init__()
-        self.table = nn.Embedding(50, 32)
-        self.layers = nn.ModuleList([DecoderBlock(extra) for _ in range(2)])
-        self.logits = nn.Linear(32, 50, bias=False)
-
-    def forward(self, ids):
-        x = self.table(ids)
-        for layer in self.layers:
-            x = layer(x)
-        logits = self.logits(x).float()
-        return nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
-
-
-class DecoderBlock(nn.Module):
-    def __init__(self, extra):
-        super().__init__()
-        self.a, self.b = nn.LayerNorm(32), nn.LayerNorm(32)
-        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
-        self.up, self.down, self.extra = nn.Linear(32, 64), nn.Linear(64, 32), extra
-
-    def forward(self, x):
-        q, k, v = (
-            y.unflatten(-1, (4, 8)).transpose(1, 2) for y in self.qkv(self.a(x)).chunk(3, -1)
-        )
-        seen = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).flatten(2))
-        if self.extra is not None:
-            x = self.extra(x)
-        return x + self.down(nn.functional.gelu(self.up(self.b(x))))
-
-
 def test_loops_without_end_are_refused(monkeypatch):
     from phaze_fast.models import torch_recorder
 
@@ -230,11 +196,13 @@ def test_a_transformer_by_hand_is_recognised_and_others_are_not():
     plain = Decoder()
     known = models.recognised(traced(plain))
     assert known is not None
-    assert (known.layers, known.hidden, known.heads, known.ffn) == (2, 32, 4, 64)
-    assert (known.causal, known.fused_qkv, known.final_norm) == (True, True, False)
+    assert (known.layers, known.hidden, known.heads, known.ffn) == (3, 64, 4, 256)
+    assert (known.causal, known.fused_qkv, known.final_norm) == (True, False, True)
+    gated = models.recognised(traced(Decoder(gated=True)))
+    assert (gated.norm, gated.gated, gated.activation) == ("rmsnorm", True, "silu")
     assert models.recognised(traced(plain, dtype="float32")) is None
-    for extra in (lambda x: x.cumsum(1), lambda x: x + torch.softmax(x, -1), nn.Linear(32, 32)):
-        other = traced(Decoder(extra))
+    for extra in (lambda x: x.cumsum(1), lambda x: x + torch.softmax(x, -1), nn.Linear(64, 64)):
+        other = traced(Decoder(extra=extra))
         assert models.recognised(other) is None
         assert models.why_not_recognised(other)
     plain.layers[0].up.weight.requires_grad = False

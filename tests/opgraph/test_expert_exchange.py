@@ -19,6 +19,9 @@ MODEL = models.load("mixtral-8x7b").replace(
     moe=MixtureOfExperts(experts=EXPERTS, top_k=TOP_K, expert_ffn=64),
 )  # fmt: skip
 
+WIDE = MODEL.replace(heads=64, kv_heads=64, head_dim=1)
+"""A model whose heads any context group may exchange."""
+
 
 def random_mesh(rng):
     """Widths of attention, and of experts over the same devices; all are powers of two."""
@@ -78,13 +81,47 @@ def test_bytes_of_messages_by_tier_are_those_of_every_token(block):
     assert gathered >= 20
 
 
+@pytest.mark.parametrize("block", range(5))
+def test_rows_that_are_gathered_by_tier_are_those_of_every_device(block):
+    rng, tried = random.Random(block), 0
+    while tried < 100:
+        widths = random_mesh(rng)
+        if widths["ep"] == 1:
+            continue
+        tried += 1
+        node, devices = 2 ** rng.randrange(1, 4), widths["tp"] * widths["cp"] * widths["dp"]
+        names = ("tp", "cp", "ep", "etp")
+        strategy = Strategy(
+            **{name: widths[name] for name in names}, dispatcher="all-gather",
+            sequence_parallel=widths["tp"] > 1,
+        )  # fmt: skip
+        graph, forward = block_of(strategy)
+        rows = MODEL.seq // widths["cp"]
+        expected = Dispatch.by_tier(Dispatch.to_all(widths, rows), node)
+        for name, more in (("dispatch", 3 * EXPERTS), ("combine", 0)):
+            found = copies_by_tier(graph, forward, name, devices, node)
+            of_row = 1 + more / (2 * HIDDEN)  # with its experts and their weights
+            assert found == pytest.approx([n * of_row for n in expected], rel=1e-12), widths
+        up = forward.ops[forward.names.index("expert-up")]
+        other = block_of(strategy.model_copy(update={"dispatcher": "all-to-all"}))[1]
+        assert up == other.ops[other.names.index("expert-up")]  # products are the same
+
+
 def random_plan(rng):
     widths = {**random_mesh(rng), "pp": rng.choice([1, 2, 3])}
+    inside = [n for n in range(2, widths["cp"]) if widths["cp"] % n == 0]
+    widths["heads"] = rng.choice([1, widths["cp"], *inside])
     inner, copy = widths["tp"] * widths["cp"], widths["etp"] * widths["ep"]
     inside = rng.random() < 0.5 and (inner == copy or widths["pp"] == 1)
     order = "stages-inside" if inside else "replicas-inside"
     devices = inner * widths["dp"] * widths["pp"]
-    plan = SimpleNamespace(**widths, rank_order=order, shard=widths["dp"], devices=devices)
+    heads = widths["heads"]
+    kind = "ring" if heads == 1 else "ulysses"
+    if 1 < heads < widths["cp"]:
+        kind = f"ulysses:{heads}/ring"
+    plan = SimpleNamespace(
+        **widths, rank_order=order, shard=widths["dp"], devices=devices, cp_kind=kind
+    )
     return widths, inside, plan
 
 
@@ -100,10 +137,10 @@ def test_groups_are_those_of_megatron_core():
             assert sorted(found) == groups, (kind, widths, inside)
         strategy = Strategy(
             tp=widths["tp"], cp=widths["cp"], ep=widths["ep"], etp=widths["etp"],
-            sequence_parallel=widths["tp"] > 1,
+            sequence_parallel=widths["tp"] > 1, cp_kind=plan.cp_kind,
         )  # fmt: skip
-        laid_out = rank_groups(layer_graph(MODEL, strategy))
-        for kind in ("tensor", "context", "expert", "expert-tensor"):
+        laid_out = rank_groups(layer_graph(WIDE, strategy))
+        for kind in (name for name in GROUPS if name != "none"):
             at = GROUPS.index(kind)
             first = tuple(k * laid_out.stride[at] for k in range(laid_out.ranks[at]))
             assert first == expected[kind][0], (kind, widths)

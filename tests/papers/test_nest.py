@@ -1,11 +1,11 @@
 """NEST's placement on tiers: published optima, full enumeration, and laws of the problem."""
 
 import copy
-import json
 import math
 from pathlib import Path
 
 import pytest
+from golden_files import golden_lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_cases import nest_problem
@@ -14,14 +14,9 @@ from reference import nest as reference
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.papers import nest_from_dict, solve_nest
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "nest_instances.jsonl"
+GOLDEN = golden_lines("nest_instances.jsonl")
 seeds = st.integers(min_value=0, max_value=10**9)
 few = settings(max_examples=60, deadline=None)
-
-
-def golden():
-    with GOLDEN.open() as lines:
-        return [json.loads(line) for line in lines]
 
 
 def solved(data, **options):
@@ -38,7 +33,7 @@ def repriced(data, plan, all_replicas=False):
     return reference.time_of(data, str(plan["t"]), stages, plan["d"], all_replicas)
 
 
-@pytest.mark.parametrize("record", golden(), ids=lambda r: r["name"])
+@pytest.mark.parametrize("record", GOLDEN, ids=lambda r: r["name"])
 def test_published_problems_have_their_optimum(record):
     plan = solved(record)
     expected = record["optimum"]
@@ -90,7 +85,7 @@ def test_all_replicas_against_full_enumeration(chunk):
     assert differ >= 2
 
 
-@pytest.mark.parametrize("record", golden()[::6], ids=lambda r: r["name"])
+@pytest.mark.parametrize("record", GOLDEN[::6], ids=lambda r: r["name"])
 def test_published_stages_are_described_as_the_oracle_sees_them(record):
     plan = solved(record)
     layers = reference.Layers(record["input"], str(plan["t"]))
@@ -108,7 +103,7 @@ def test_published_stages_are_described_as_the_oracle_sees_them(record):
 
 
 def test_threads_and_batches_change_nothing():
-    problems = [nest_from_dict(record) for record in golden()[::4]]
+    problems = [nest_from_dict(record) for record in GOLDEN[::4]]
     problems += [nest_from_dict(nest_problem(seed)) for seed in range(200)]
     keep = [{**solve_nest([p], threads=1)[0], "solve_s": 0} for p in problems]
     for threads in (1, 2, 5):
@@ -177,7 +172,7 @@ def test_more_never_worsens(seed, what):
 
 
 def test_latencies_in_milliseconds_are_converted():
-    record = next(r for r in golden() if r["name"] == "tpu-llama3-128")
+    record = next(r for r in GOLDEN if r["name"] == "tpu-llama3-128")
     seconds = copy.deepcopy(record["input"])
     for node in seconds["nodes"]["1"]:
         node["optimalLatencyFw"] *= 1e-3
@@ -208,7 +203,7 @@ def test_the_reason_says_what_would_fit(seed):
 
 
 def test_zero_is_named_where_the_published_program_would_turn_to_it():
-    data = {**golden()[0]["input"], "maxMemoryPerDevice": 10**9}
+    data = {**GOLDEN[0]["input"], "maxMemoryPerDevice": 10**9}
     assert "here NEST turns to ZeRO" in solved(data)["reason"]
 
 
@@ -248,7 +243,7 @@ def test_many_layers_and_devices_are_solved_in_bounded_time():
 @pytest.mark.checkout
 def test_the_table_in_the_documentation_holds():
     page = Path(__file__).parents[2] / "docs" / "nest.md"
-    records = {record["name"]: record for record in golden()}
+    records = {record["name"]: record for record in GOLDEN}
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in page.read_text("utf-8").splitlines()

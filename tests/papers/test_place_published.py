@@ -1,22 +1,17 @@
 """The published placement: the public program's own answers, its form, and what is not accepted."""
 
 import json
-from pathlib import Path
 
 import pytest
+from golden_files import golden_lines
 from reference.placement import faults
 
 from phaze_fast.papers import place, problem_from_dict, solve_published
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "dp_golden.jsonl"
+GOLDEN = golden_lines("dp_golden.jsonl")
 
 
-def golden():
-    with GOLDEN.open() as lines:
-        return [json.loads(line) for line in lines]
-
-
-@pytest.mark.parametrize("record", golden(), ids=lambda r: r["name"])
+@pytest.mark.parametrize("record", GOLDEN, ids=lambda r: r["name"])
 def test_golden_placements_have_their_optimum(record):
     problem = problem_from_dict(record)
     (found,) = solve_published([problem])
@@ -35,7 +30,7 @@ def test_golden_placements_have_their_optimum(record):
 
 
 def test_what_the_reason_says_would_fit_fits():
-    for record in golden():
+    for record in GOLDEN:
         if record["output"]["feasible"]:
             continue
         data = record["input"]

@@ -38,14 +38,15 @@ def assert_batch_agrees(model, cluster, specs):
         }
         chosen = {*widths, "etp", "zero", "shard", "recompute", "rank_order"}
         training = Training(**{name: getattr(spec, name) for name in common - chosen})
-        modes = ["none", "selective", "full", "norms:1/activations", "full:2", "auto"]
+        modes = ["none", "selective", "full", "norms:1/activations", "offload:2", "auto"]
         zeros, orders = [0, 1, 2, 3, 1, 0], ["replicas-inside", "stages-inside"] * 3
         copy = spec.ep * (spec.etp or spec.tp)  # devices with one copy of all experts
         if spec.pp > 1 and spec.tp * spec.cp % copy:
             orders = orders[:1] * 6
         shards = [spec.shard if zero else None for zero in zeros]
         rows = predict_batch(
-            model, cluster, training, **widths, etp=spec.etp or 0, zero=zeros, recompute=modes, rank_order=orders,
+            model, cluster, training, **widths, etp=spec.etp or 0,
+                dispatcher=spec.dispatcher, offload_optimizer=spec.offload_optimizer, zero=zeros, recompute=modes, rank_order=orders,
             shard=[shard or 0 for shard in shards],
         )  # fmt: skip
         for i, (zero, mode, order) in enumerate(zip(zeros, modes, orders, strict=True)):

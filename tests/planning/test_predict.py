@@ -357,6 +357,17 @@ def test_software_that_divides_stages_by_work():
 
 
 @pytest.mark.parametrize(
+    ("blocks", "by_stage"), [(14, [5, 4, 4, 3]), (13, [5, 4, 4, 2]), (12, [4, 3, 3, 4])]
+)
+def test_software_that_fills_the_first_stages(blocks, by_stage):
+    """As DeepSpeed's partition_balanced: no stage has more blocks than the least possible most."""
+    software = pf.software.load_software("generic").replace(stage_division="blocks")
+    model = pf.models.load("llama2-7b").replace(layers=blocks)
+    plan = {"tp": 1, "pp": 4, "dp": 4, "global_batch": 64, "software": software}
+    assert [len(stage.layers) for stage in predict(model, ON, plan).stages] == by_stage
+
+
+@pytest.mark.parametrize(
     ("blocks", "step", "by_stage"),
     [
         (28, {"pp": 4, "vpp": 4, "schedule": "interleaved"}, [7, 7, 7, 7]),

@@ -103,6 +103,12 @@ def test_volumes_of_the_three_ways():
     assert ops_of(graphs["ulysses"], "context") == sent
     sent_back = {f"d-{name}": size for name, size in sent.items()}
     assert ops_of(graphs["ulysses"], "context", backward=True) == sent_back
+    mixed = layer_graph(LLAMA, Strategy(**common, cp_kind="ulysses:2/ring"))
+    assert ops_of(mixed, "context-heads") == sent
+    assert ops_of(mixed, "context-heads", backward=True) == sent_back
+    assert ops_of(mixed, "context-ring") == {"kv-ring": kv * 2}
+    assert ops_of(mixed, "context-ring", backward=True) == {"d-kv-ring": 2 * kv * 2}
+    graphs["mixed"] = mixed
     works = {k: sum(part.flops for x in g.layers for part in (x.forward, x.backward))
              for k, g in graphs.items()}  # fmt: skip
     assert len({round(w) for w in works.values()}) == 1
@@ -156,7 +162,40 @@ def test_attention_loses_what_a_profile_says_beside_a_ring():
     assert parts[1]["context_comm"] > parts[0]["context_comm"]
 
 
+def test_plan_mixes_ways_to_attend_where_a_sequence_spans_nodes():
+    """Heads are exchanged in a node, and a ring, hidden by attention, links the groups."""
+    model = LLAMA.replace(kv_heads=32)
+    wide = pf.Cluster(devices=16, fabric="dgx-h100", chip="h100")
+    step = pf.Training(global_batch=2, seq=16384, cp=16, tp=1, micro_batch=1, recompute="none")
+    found = pf.plan(model, wide, step)
+    assert found.best.cp_kind == "ulysses:4/ring"
+    assert "ulysses:N/ring" in found.space
+    alone = [pf.plan(model, wide, step.replace(cp_kind=kind)).best for kind in CONTEXT_KINDS]
+    assert found.best.time_s < 0.99 * min(plan.time_s for plan in alone)
+    given = {
+        "cp": 16,
+        "cp_kind": "ulysses:4/ring",
+        "global_batch": 2,
+        "seq": 16384,
+        "zero": found.best.zero,
+    }
+    assert pf.predict(model, wide, {**given, "recompute": "none"}).time_s == found.best.time_s
+    rows = predict_batch(
+        model, wide, step, cp=16, cp_kind=["ulysses:4/ring", "ulysses:2/ring"],
+        zero=found.best.zero, recompute="none",
+    )  # fmt: skip
+    assert rows.time_s[0] == found.best.time_s < rows.time_s[1]
+
+
 def test_ways_to_attend_that_are_not_possible():
+    for kind, said in (
+        ("ulysses:3/ring", "cp_kind: ulysses:3/ring with cp 8 is not accepted; expected groups"),
+        ("ulysses:8/ring", "a divisor of 8 that is less than 8"),
+    ):
+        assert said in reasons(LLAMA, Strategy(cp=8, cp_kind=kind))[0]
+    for kind in ("ulysses:1/ring", "ulysses:2", "rings"):
+        with pytest.raises(InvalidInputError, match="all-gather, ring, ulysses or ulysses:N/ring"):
+            pf.PlanSpec(cp=4, dp=1, global_batch=4, cp_kind=kind)
     eager = models.load("gpt2-small")
     eager = eager.replace(attention="eager")
     asked = Strategy(cp=2, cp_kind="ring")
@@ -439,3 +478,28 @@ def test_work_beside_an_exchange_takes_longer():
         assert contended.time_s > plain.time_s
         assert contended.parts_s["data_comm"] > plain.parts_s["data_comm"]
         assert contended.parts_s["compute"] == pytest.approx(plain.parts_s["compute"], rel=1e-12)
+
+
+def test_rows_are_gathered_where_few_devices_share_the_experts():
+    """Of 8 experts a row, all-to-all sends copies to 4 devices; a gather sends the row itself."""
+    model = MIXTURE.replace(moe=MIXTURE.moe.replace(top_k=8, experts=16))
+    given = {"dp": 8, "ep": 4, "global_batch": 16, "zero": 1, "expert_imbalance": 1.0}
+    sent, gathered = (
+        pf.predict(model, NODE, {**given, "dispatcher": d}) for d in ("all-to-all", "all-gather")
+    )
+    assert gathered.parts_s["expert_comm"] < 0.7 * sent.parts_s["expert_comm"]
+    assert gathered.memory_bytes != sent.memory_bytes
+    step = pf.Training(
+        global_batch=16, dp=8, tp=1, ep=4, micro_batch=1, dispatcher="auto", expert_imbalance=1.0
+    )
+    found = pf.plan(model, NODE, step)
+    assert found.best.dispatcher == "all-gather"
+    assert "rows to experts by all-to-all, all-gather" in found.space
+    assert pf.why_not(found, {"dispatcher": "all-to-all"}).slower_by > 0
+    rows = predict_batch(
+        model, NODE, step, dp=8, ep=4, zero=1, dispatcher=["all-to-all", "all-gather"]
+    )
+    assert rows.time_s.tolist() == [sent.time_s, gathered.time_s]
+    refused = {**given, "dp": 4, "tp": 2, "sequence_parallel": False, "dispatcher": "all-gather"}
+    with pytest.raises(InvalidInputError, match="dispatcher: all-gather is not accepted without"):
+        pf.predict(model, NODE, refused)

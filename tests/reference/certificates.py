@@ -9,7 +9,7 @@ import itertools
 import math
 
 from reference import mapping_oracle, nest
-from reference.layer import best_makespan, best_makespan_by_moments
+from reference.layer import best_makespan
 from reference.layer import faults as schedule_faults
 from reference.placement import best_published
 from reference.placement import faults as placement_faults
@@ -22,11 +22,10 @@ def close(a, b, rel=CLOSE):
     return math.isclose(a, b, rel_tol=rel, abs_tol=1e-300)
 
 
-def layer(found, whole_numbers):
+def layer(found):
     """A layer's schedule: legal, as long as it says, its bound below every schedule there is."""
     wrong = schedule_faults(found.instance, found.starts, found.mode, found.makespan, found.overlap)
-    search = best_makespan_by_moments if whole_numbers else best_makespan
-    least = search(found.instance, found.overlap)
+    least = best_makespan(found.instance, found.overlap)
     if found.bound > least * (1 + CLOSE):
         wrong.append(f"bound {found.bound} is above a schedule of {least}")
     if found.makespan < least * (1 - CLOSE):
@@ -140,3 +139,17 @@ def sampled_bounds(bounds, exact):
         for (name, own), (layout, seconds) in itertools.product(bounds.items(), exact.items())
         if own[layout] > seconds
     ]
+
+
+def listed_plans(found, seconds):
+    """The list of a plan against the seconds of the best plan of every kind of layout."""
+    wanted = sorted(seconds)[: found.top]
+    said = [plan.time_s for plan in found.plans]
+    wrong = []
+    if len(said) != len(wanted) or not all(close(*pair) for pair in zip(said, wanted, strict=True)):
+        wrong.append(f"the list is {said}, and {wanted} is there")
+    if bool(wanted) == (found.status == "infeasible"):
+        wrong.append(f"{found.status} is said, and {len(wanted)} plans are there")
+    if wanted and found.bound_s > wanted[0] * (1 + CLOSE):
+        wrong.append(f"bound {found.bound_s} is above {wanted[0]}")
+    return wrong

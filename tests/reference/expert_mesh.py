@@ -26,7 +26,8 @@ def groups(order, sizes, varying):
 def meshes(widths, stages_inside=False):
     """Groups of a plan by kind: attention is laid out as tp-cp-dp-pp, experts as tp-ep-dp-pp.
 
-    That is Megatron-Core's RankGenerator, which is used twice: experts have sizes of their own for
+    Of a context group, `heads` neighbours exchange rows for heads, and every such neighbour is in a
+    ring (Megatron-Core's create_hierarchical_groups). That is Megatron-Core's RankGenerator, which is used twice: experts have sizes of their own for
     tp and dp, and no context parallelism.
     """
     order = "tp-cp-pp-dp" if stages_inside else "tp-cp-dp-pp"
@@ -34,9 +35,15 @@ def meshes(widths, stages_inside=False):
     dense = {name: widths[name] for name in ("tp", "cp", "dp", "pp")}
     copies = widths["tp"] * widths["cp"] * widths["dp"] // (widths["etp"] * widths["ep"])
     experts = {"tp": widths["etp"], "ep": widths["ep"], "dp": copies, "pp": widths["pp"]}
+    inner = widths.get("heads", 1)
+    parts = {**dense, "heads": inner, "ring": widths["cp"] // inner}
+    context_order = order.replace("cp", "heads-ring")
     return {
         "tensor": groups(order, dense, {"tp"}),
         "context": groups(order, dense, {"cp"}),
+        "context-heads": groups(context_order, parts, {"heads"}),
+        "context-ring": groups(context_order, parts, {"ring"}),
+        "expert-mesh": groups(expert_order, experts, {"tp", "ep"}),
         "data": groups(order, dense, {"cp", "dp"}),
         "expert-tensor": groups(expert_order, experts, {"tp"}),
         "expert": groups(expert_order, experts, {"ep"}),
@@ -73,6 +80,18 @@ class Dispatch:
                     if other != rank:
                         self.gathered[rank, other] += count
                         self.computed[other] += count
+
+    @staticmethod
+    def to_all(widths, rows):
+        """Rows that each device sends to every other one of its copy of the experts.
+
+        That is MoEAllGatherTokenDispatcher; `rows` tokens belong to each tensor group.
+        """
+        sent = Counter()
+        for group in meshes({**widths, "pp": 1})["expert-mesh"]:
+            for rank, other in product(group, group):
+                sent[rank, other] += rows // widths["tp"]
+        return sent
 
     @staticmethod
     def by_tier(messages, node):

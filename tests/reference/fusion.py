@@ -53,7 +53,7 @@ def group_bytes(g, capacity, rules):
                 x, y = g.rows / outer * g.inner * e * g.inputs, g.rows / outer * g.outer
                 if order == "rows":
                     moved += x * (1 if input_kept else inner)
-                    moved += y * e + (0 if output_kept else 2 * (inner - 1) * y * sums)
+                    moved += y * e + (0 if output_kept else rules.sum_transfers * (inner - 1) * y * sums)
                     moved += g.inner * g.hidden * g.first * e + g.hidden * g.outer * g.second * e
                 else:
                     a, b = (g.hidden / outer * w for w in (g.inner * g.first, g.outer * g.second))
@@ -61,7 +61,7 @@ def group_bytes(g, capacity, rules):
                     moved += (b * (1 if second_kept else inner)) * e
                     moved += g.rows * g.inner * e * g.inputs
             if order == "columns":  # Y is summed over the outer loop
-                moved += g.rows * g.outer * (e + 2 * (outer - 1) * sums)
+                moved += g.rows * g.outer * (e + rules.sum_transfers * (outer - 1) * sums)
             best = min(best, moved + g.moved_bytes)
     return g.count * best
 
@@ -78,7 +78,7 @@ def product_bytes(m, k, n, capacity, rules):
             if a * b * sums + strip * (a + b) * e <= capacity:
                 best = min(best, (m * k * _count(n, b) + k * n * _count(m, a) + m * n) * e)
     for d in range(1, k + 1):
-        spilled = 2 * (_count(k, d) - 1) * m * n * sums
+        spilled = rules.sum_transfers * (_count(k, d) - 1) * m * n * sums
         for a in range(1, m + 1):  # a tile of the left operand stays while n streams
             if a * d * e + strip * (a * sums + d * e) <= capacity:
                 best = min(best, (m * k + k * n * _count(m, a) + m * n) * e + spilled)

@@ -1,6 +1,6 @@
 """Layers by exhaustive enumeration, and a checker of schedules, in plain Python."""
 
-from itertools import product
+from fractions import Fraction
 
 
 def uses(types, cores, mode, overlap):
@@ -35,32 +35,19 @@ def faults(layer, starts, choice, makespan, overlap=False):
 
 
 def best_makespan(layer, overlap=False):
-    """Least makespan over all modes and all orders, each operator as early as it can be."""
-    count = len(layer)
-    before = [{a for a, b in layer.edges if b == i} for i in range(count)]
-    best = float("inf")
-    for choice in product(*(range(len(m)) for m in layer.modes)):
-        length = [layer.modes[i][choice[i]][1] for i in range(count)]
-        held = [
-            uses(layer.types[i], layer.cores, layer.modes[i][choice[i]], overlap)
-            for i in range(count)
-        ]
-        if sum(length) == 0:
-            return 0.0
-        best = min(best, _orders(before, length, held, layer.cores, {}, best))
-    return best
-
-
-def best_makespan_by_moments(layer, overlap=False):
     """Least makespan over everything that can be done from one finish to the next.
 
     Goes through all states (what is done, what runs and for how long yet), each once: no bounds, no
-    rule that leaves anything out. Latencies must be whole numbers.
+    rule that leaves anything out. Sums are exact.
     """
+
+    def exact(latency):
+        return int(latency) if latency == int(latency) else Fraction(latency)
+
     count = len(layer)
     before = [sum(1 << a for a, b in layer.edges if b == i) for i in range(count)]
     ways = [
-        [(int(mode[1]), uses(layer.types[i], layer.cores, mode, overlap)) for mode in modes]
+        [(exact(mode[1]), uses(layer.types[i], layer.cores, mode, overlap)) for mode in modes]
         for i, modes in enumerate(layer.modes)
     ]
     known = {}
@@ -100,35 +87,3 @@ def best_makespan_by_moments(layer, overlap=False):
         return known[key]
 
     return float(rest(0, ()))
-
-
-def _orders(before, length, held, cores, placed, limit):
-    """Every order in which starts may be fixed (serial schedule generation)."""
-    if len(placed) == len(length):
-        return max(s + length[i] for i, s in placed.items())
-    best = limit
-    for i in range(len(length)):
-        if i in placed or not before[i] <= set(placed):
-            continue
-        ready = max((placed[b] + length[b] for b in before[i]), default=0.0)
-        start = _earliest(i, ready, length, held, cores, placed)
-        if start + length[i] >= best:
-            continue
-        best = min(best, _orders(before, length, held, cores, {**placed, i: start}, best))
-    return best
-
-
-def _earliest(i, ready, length, held, cores, placed):
-    moments = sorted({ready} | {s + length[j] for j, s in placed.items() if s + length[j] > ready})
-    for moment in moments:
-        end = moment + length[i]
-        beside = [j for j, s in placed.items() if s < end and moment < s + length[j]]
-        checks = [moment, *(placed[j] for j in beside if placed[j] > moment)]
-        if all(
-            sum(held[j][r] for j in beside if placed[j] <= at < placed[j] + length[j]) + held[i][r]
-            <= cores[r]
-            for at in checks
-            for r in range(3)
-        ):
-            return moment
-    raise AssertionError("the last moment always fits")

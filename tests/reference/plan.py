@@ -10,7 +10,7 @@ from phaze_fast.memory import TERMS
 from phaze_fast.planning.training import RECOMPUTE
 from reference import memory
 from reference.pipeline_events import makespan, simulate
-from reference.plan_layers import Layers, Network
+from reference.plan_layers import Layers, Network, offloads, on_device
 
 FOLDED = ("zb-v", "dualpipe-v")
 
@@ -154,7 +154,8 @@ def context_bytes(model, spec, rows):
         return 2 * own * spec.cp  # of all devices, and their gradients
     if spec.cp_kind == "ring":
         return 4 * own  # the part in use and the one arriving, each with its gradient
-    return 2 * rows * queries + own  # sent in exchange for heads
+    sent = 2 * rows * queries + own  # in exchange for heads
+    return sent if spec.cp_kind == "ulysses" else sent + 4 * own
 
 
 def first_layers(layers, chunks):
@@ -194,10 +195,12 @@ def stage_memory(model, layers, spec, chunks, stage, text):
         elif kind == "embedding":
             stashes[i] = forward.stashed_bytes()
         else:
-            kept = forward.stashed_bytes(modes[i])
+            copied = forward.stashed_bytes(on_device(modes[i])) if offloads(modes[i]) else 0
+            kept = 0 if copied else forward.stashed_bytes(modes[i])
             stashes[i] = kept
             work = layers.layer(i).work_bytes
-            live = max(live, forward.stashed_bytes() - kept + work)
+            # Of a copied block all is there, and what the next one brings.
+            live = max(live, forward.stashed_bytes() - kept + work + copied)
             whole, routed = layers.parameters(i)
             parts = opt.weight_bytes * (zero == 3)
             parts += opt.gradient_bytes * (zero >= 2) * spec.software.resident_gradients
@@ -208,6 +211,10 @@ def stage_memory(model, layers, spec, chunks, stage, text):
     rows = spec.micro_batch * (spec.seq or model.seq) / spec.cp
     buffers = 2 * rows * model.hidden if spec.sequence_parallel and spec.tp > 1 else 0.0
     buffers += context_bytes(model, spec, rows)
+    if spec.ep > 1 and spec.dispatcher == "all-gather":  # all rows that experts choose from
+        devices = (spec.etp or spec.tp) * spec.ep
+        of_row = 2 * model.hidden + 3 * model.moe.experts
+        buffers += rows / spec.tp * devices * of_row
     if spec.pp > 1:
         buffers += 2 * message_bytes(model, spec)
     buffers += unsharded
@@ -225,7 +232,9 @@ def stage_memory(model, layers, spec, chunks, stage, text):
     found = memory.peak_terms(
         {
             "weights": (share if zero >= 3 else held) * opt.weight_bytes,
-            "optimizer": (share if zero >= 1 else held) * opt.state_bytes,
+            "optimizer": 0.0
+            if spec.offload_optimizer
+            else (share if zero >= 1 else held) * opt.state_bytes,
             "communication": buffers,
         },
         resident,

@@ -118,6 +118,16 @@ def graph_of(model, strategy):
     return layer_graph(model, strategy)
 
 
+def offloads(mode):
+    """Whether a mode copies what a block stores to the host."""
+    return "offload" in mode.split("+")
+
+
+def on_device(mode):
+    """The operators of a mode that are computed again."""
+    return "+".join(word for word in mode.split("+") if word != "offload") or "none"
+
+
 class Again(dict):
     """Seconds of the operators that a mode names, by mode: all of them are computed again."""
 
@@ -143,7 +153,7 @@ def beside_experts(costs, k, lost):
     for one in (2 * k, 2 * k + 1):
         ops = costs.graphs[one].ops
         for op, seconds in zip(ops, costs.time_s(one)[0], strict=True):
-            if op["group"] == GROUPS.index("expert"):
+            if op["group"] in (GROUPS.index("expert"), GROUPS.index("expert-mesh")):
                 exchange += float(seconds)
             elif op["collective"] < 0:
                 compute += float(seconds)
@@ -155,12 +165,16 @@ def layer_times(model, strategy, chip, fabric, slowdown):
     """Seconds of each kind of layer: forward, backward, again by mode, weight gradients."""
     graph = graph_of(model, strategy)
     costs = estimate_costs(graph, chip, fabric)
-    costs = costs.without(("expert",), strategy.expert_overlap).with_contention(1 - 1 / slowdown)
+    costs = costs.without(("expert", "expert-mesh"), strategy.expert_overlap).with_contention(
+        1 - 1 / slowdown
+    )
     makespans = schedule_layers(costs, max_nodes=20000).makespan_s[:, 0]
     found, alone = [], costs
     for k, layer in enumerate(graph.layers):
         if strategy.overlap_experts and layer.expert_parameters:
-            costs = alone.without(("expert",), beside_experts(alone, k, 1 - 1 / slowdown))
+            costs = alone.without(
+                ("expert", "expert-mesh"), beside_experts(alone, k, 1 - 1 / slowdown)
+            )
             makespans = schedule_layers(costs, max_nodes=20000).makespan_s[:, 0]
         forward, backward = float(makespans[2 * k]), float(makespans[2 * k + 1])
         ahead, back = costs.time_s(2 * k)[0], costs.time_s(2 * k + 1)[0]
@@ -174,6 +188,7 @@ def layer_times(model, strategy, chip, fabric, slowdown):
             {
                 "forward": forward,
                 "backward": backward,
+                "matrices": sum(count for count, _, _ in layer.matrices),
                 "again": Again(layer, 0.0 if layer.kind in ENDS else forward, ahead),
                 "weight_grad": backward * weights / total if total > 0 else 0.0,
             }
@@ -194,6 +209,8 @@ class Layers:
             cp_kind=spec.cp_kind if spec.cp > 1 else "all-gather",
             ep=spec.ep,
             etp=spec.etp if spec.etp != spec.tp else None,
+            dispatcher=spec.dispatcher if spec.ep > 1 else "all-to-all",
+            offload_optimizer=spec.offload_optimizer,
             expert_imbalance=spec.expert_imbalance if spec.ep > 1 else 1.0,
             expert_overlap=spec.expert_overlap if spec.ep > 1 else 0.0,
             overlap_experts=spec.ep > 1
@@ -215,6 +232,7 @@ class Layers:
         tuning = cluster.chip.tuning
         share = tuning.hbm_share if tuning is not None else 1.0
         self.hbm_rate = cluster.chip.hbm.bandwidth_bytes_per_s * share
+        self.host = cluster.chip.host
         kernel = tuning.functions.get("adamw")
         if kernel is not None:  # the optimiser's arithmetic on all lanes, if that takes longer
             vector = cluster.chip.vector_core
@@ -257,7 +275,11 @@ class Layers:
 
     def backward(self, i, mode):
         kind = self.kinds[self.order[i]]
-        own = kind["backward"] + kind["again"][mode]
+        own = kind["backward"] + kind["again"][on_device(mode)]
+        if offloads(mode) and self.is_block(i):
+            stored = self.layer(i).forward.stashed_bytes(on_device(mode))
+            copy = stored / self.host.link_bytes_per_s  # out of the device, and back
+            own = max(own, copy) + max(0.0, copy - kind["forward"])
         if self.spec.zero < 2:
             return own
         moved = self.over_replicas("reduce-scatter", i, self.optimizer.gradient_bytes)
@@ -292,6 +314,16 @@ class Layers:
         kept = self.share(i) if self.spec.zero else self.parameters(i)[0]
         each = 2 * self.optimizer.state_bytes + self.optimizer.gradient_bytes
         seconds = kept * (each + self.optimizer.weight_bytes) / self.hbm_rate
+        if self.spec.offload_optimizer:  # gradients out, weights back, and the host's memory
+            opt, host = self.optimizer, self.host
+            there = opt.gradient_bytes / host.link_bytes_per_s
+            back = opt.weight_bytes / host.link_bytes_per_s
+            update = (each + opt.weight_bytes) / host.memory_bytes_per_s
+            seconds = kept * max(there, back, update)
         if self.spec.zero in (1, 2):
             seconds += self.over_replicas("all-gather", i, min(2.0, self.optimizer.weight_bytes))
+            slices = len(self.network.replicas(False, self.spec.shard))
+            if slices > 1:
+                matrices = self.kinds[self.order[i]]["matrices"]
+                seconds += self.spec.software.slice_host_s * matrices * slices
         return seconds

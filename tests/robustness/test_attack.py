@@ -30,11 +30,11 @@ def test_some_more_certificates_hold(name):
 def test_a_bound_that_is_too_high_is_found():
     layer = instance_from_dict(any_way(random.Random(1), 4))
     (found,) = schedule_instances([layer], "overlap", highs=False)
-    assert certificates.layer(found, True) == []
+    assert certificates.layer(found) == []
     higher = replace(found, bound=found.makespan * 1.5)
-    assert "is above a schedule" in certificates.layer(higher, True)[0]
+    assert "is above a schedule" in certificates.layer(higher)[0]
     longer = replace(found, makespan=found.makespan * 2, bound=found.makespan)
-    assert certificates.layer(longer, True)
+    assert certificates.layer(longer)
 
 
 def test_a_placement_that_is_not_the_best_is_found():

@@ -1,6 +1,7 @@
 """Sweeps, whole and in blocks: no row is lost, none is computed twice, every fault has a message."""
 
 import functools
+import itertools
 import json
 import sys
 import time
@@ -12,9 +13,10 @@ from sweep_points import counted, counts, fake, many, point, refuses
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError, MissingExtraError
 from phaze_fast.hardware import Cluster
-from phaze_fast.planning import plan
+from phaze_fast.planning import plan, predict
 from phaze_fast.runs.sweep import (
     COLUMNS,
+    PlanGrid,
     Point,
     SweepTable,
     evaluate_point,
@@ -47,6 +49,43 @@ def test_a_point_that_is_not_one_is_refused():
     ):
         with pytest.raises(InvalidInputError, match=said):
             read(*given)
+
+
+GRID = {"tp": (1, 2, 3), "pp": (1, 2), "micro_batch": (1, 4), "zero": (0, 2), "recompute": "none"}
+
+
+def test_a_grid_of_plans_is_each_of_its_plans():
+    one = point(devices=4)
+    row = sweep([one], evaluate=PlanGrid(**GRID)).rows[0]
+    predicted = []
+    for tp, pp, micro_batch, zero in itertools.product(*list(GRID.values())[:4]):
+        if 4 % (tp * pp):
+            continue
+        widths = {"tp": tp, "pp": pp, "dp": 4 // (tp * pp), "micro_batch": micro_batch}
+        given = {**widths, "zero": zero, "recompute": "none", "global_batch": 16}
+        predicted.append(predict(one.model, one.cluster, given))
+    fits = [plan for plan in predicted if plan.over_bytes == 0.0]
+    assert row["plans"] == len(predicted) == 16
+    assert row["plans_fit"] == len(fits) > 0
+    assert row["time_s"] == min(plan.time_s for plan in fits)
+    assert row["status"] == "optimal"
+
+
+def test_results_of_another_grid_are_not_taken_for_these(tmp_path):
+    sweep([point()], tmp_path, evaluate=PlanGrid(zero=1))
+    assert sweep([point()], tmp_path, evaluate=PlanGrid(zero=[1])).resumed == 1
+    with pytest.raises(InvalidInputError, match="PlanGrid"):
+        sweep([point()], tmp_path, evaluate=PlanGrid(zero=2))
+
+
+def test_an_axis_that_plans_do_not_have_is_refused():
+    with pytest.raises(InvalidInputError, match="axis: 'zeros' is not accepted; did you mean"):
+        PlanGrid(zeros=1)
+
+
+def test_a_grid_without_a_plan_says_so():
+    row = sweep([point(devices=4)], evaluate=PlanGrid(tp=3)).rows[0]
+    assert (row["status"], row["plans"], row["plans_fit"]) == ("infeasible", 0, 0)
 
 
 def test_rows_say_what_plans_say():

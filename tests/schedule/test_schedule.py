@@ -2,14 +2,14 @@
 
 import json
 import random
-from pathlib import Path
+from itertools import pairwise
 
 import pytest
 from case_counts import slow_or_thorough, some_or_many
-from golden_files import refused_calls
+from golden_files import GOLDEN, golden_lines, refused_calls
 from hypothesis import given
 from hypothesis import strategies as st
-from reference.layer import best_makespan, best_makespan_by_moments
+from reference.layer import best_makespan
 from reference.layers_at_random import any_way, backward_like, check, random_layer
 
 from phaze_fast.errors import InvalidInputError
@@ -19,15 +19,10 @@ from phaze_fast.schedule import (
     schedule_instances,
 )
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "layer_golden.jsonl"
+LAYERS = GOLDEN / "layer_golden.jsonl"
 
 
-def golden():
-    with GOLDEN.open() as lines:
-        return [json.loads(line) for line in lines]
-
-
-@pytest.mark.parametrize("record", golden(), ids=lambda r: r["name"])
+@pytest.mark.parametrize("record", golden_lines("layer_golden.jsonl"), ids=lambda r: r["name"])
 def test_golden_layers_are_solved_to_their_optimum(record):
     (found,) = schedule_instances([instance_from_dict(record)], highs=False)
     check(found)
@@ -37,7 +32,7 @@ def test_golden_layers_are_solved_to_their_optimum(record):
 
 def test_bounds_keep_the_trees_small():
     # Weaker bounds or dominance give the same answers later: this is where that shows.
-    found = schedule_instances(list(read_instances(GOLDEN)), highs=False)
+    found = schedule_instances(list(read_instances(LAYERS)), highs=False)
     assert sum(made.nodes for made in found) <= 5500
     assert sum(made.proved_by == "list-schedule" for made in found) >= 6
 
@@ -48,6 +43,34 @@ def against_enumeration(rng, most_ops, rule, most_modes=2):
     check(found)
     assert found.status == "optimal"
     assert found.makespan == pytest.approx(best_makespan(layer, rule == "overlap"), rel=1e-9)
+
+
+def with_tail(data, count, seconds=3.0):
+    """The layer followed by operators on all cores, one after another, that wait for all of it."""
+    ids = [op["id"] for op in data["ops"]]
+    tail = [max(ids) + 1 + k for k in range(count)]
+    on_all = {"type": "TCandVC", "lat_single": seconds, "lat_all": seconds}
+    edges = [[before, tail[0]] for before in ids] + [list(pair) for pair in pairwise(tail)]
+    more = [{"id": at, **on_all} for at in tail]
+    return {**data, "ops": data["ops"] + more, "edges": data["edges"] + edges}
+
+
+@pytest.mark.parametrize("rule", ["exclusive", "overlap"])
+@pytest.mark.parametrize(("count", "tail"), [(6, 57), (6, 58), (6, 59), (9, 60), (59, 4), (62, 3)])
+def test_a_tail_adds_its_length_also_where_sets_of_operators_get_wider(rule, count, tail):
+    """Layers of up to 64 operators have sets of one word, larger ones of two."""
+    rng = random.Random(1000 * count + tail)
+    proven = 0
+    for _ in range(4):
+        data = backward_like(rng, count)
+        layers = [instance_from_dict(each) for each in (data, with_tail(data, tail))]
+        alone, longer = schedule_instances(layers, rule, max_nodes=500, highs=False)
+        check(alone)
+        check(longer)
+        assert alone.bound + 3.0 * tail <= longer.makespan * (1 + 1e-12)
+        assert longer.bound <= (alone.makespan + 3.0 * tail) * (1 + 1e-12)
+        proven += alone.status == longer.status == "optimal"
+    assert proven > 0 or count > 60
 
 
 @pytest.mark.parametrize("rule", ["exclusive", "overlap"])
@@ -72,7 +95,7 @@ def against_moments(rng, count, rule):
     (found,) = schedule_instances([layer], rule, highs=False)
     check(found)
     assert found.status == "optimal"
-    assert found.makespan == best_makespan_by_moments(layer, rule == "overlap")
+    assert found.makespan == best_makespan(layer, rule == "overlap")
 
 
 @pytest.mark.parametrize("rule", ["exclusive", "overlap"])
@@ -111,7 +134,7 @@ def short_form(cores, ops, edges):
 @pytest.mark.parametrize(("rule", "optimum", "cores", "ops", "edges"), FOUND)
 def test_layers_that_were_once_wrong(rule, optimum, cores, ops, edges):
     layer = instance_from_dict(short_form(cores, ops, edges))
-    assert [best_makespan_by_moments(layer, rule == "overlap")] == optimum
+    assert [best_makespan(layer, rule == "overlap")] == optimum
     for nodes in (0, 1, 3, 5, 1000):
         (found,) = schedule_instances([layer], rule, max_nodes=nodes, highs=False)
         check(found)
@@ -121,7 +144,7 @@ def test_layers_that_were_once_wrong(rule, optimum, cores, ops, edges):
 
 def whatever_way(rng, count, rule):
     layer = instance_from_dict(any_way(rng, count))
-    best = best_makespan_by_moments(layer, rule == "overlap")
+    best = best_makespan(layer, rule == "overlap")
     for nodes in (0, 2, 7, 10**6):
         (found,) = schedule_instances([layer], rule, max_nodes=nodes, highs=False)
         check(found)
@@ -182,7 +205,7 @@ def test_more_cores_or_less_work_is_never_slower(seed):
 
 
 def test_limits_leave_a_feasible_schedule_with_its_gap():
-    hard = next(i for i in read_instances(GOLDEN) if i.name == "gptbwd_4x1_w64")
+    hard = next(i for i in read_instances(LAYERS) if i.name == "gptbwd_4x1_w64")
     (rough,) = schedule_instances([hard], max_nodes=50, highs=False)
     check(rough)
     assert rough.status == "feasible"
@@ -198,7 +221,7 @@ def test_without_highs_the_error_is_clear(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "highspy", None)
-    hard = next(i for i in read_instances(GOLDEN) if i.name == "gptbwd_4x1_w64")
+    hard = next(i for i in read_instances(LAYERS) if i.name == "gptbwd_4x1_w64")
     with pytest.raises(InvalidInputError, match="highspy is not installed"):
         schedule_instances([hard], max_nodes=10, time_limit_s=1.0)
 
@@ -209,6 +232,7 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.schedule import instance_from_dict
 from phaze_fast.schedule.layers import pack
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 rng = np.random.default_rng(0)
 ops = [
     {"id": i, "type": "TC", "lat_single": int(s), "lat_all": int(s) // 3}
@@ -241,7 +265,7 @@ def test_an_interrupt_ends_a_search_without_end(threads):
 
 
 def test_schedules_explain_themselves():
-    first = next(read_instances(GOLDEN))
+    first = next(read_instances(LAYERS))
     (found,) = schedule_instances([first])
     text = str(found)
     assert "optimal" in text

@@ -5,6 +5,7 @@ import random
 from itertools import pairwise
 
 import pytest
+from reference.mapping_layouts import primes
 from wafer_baseline_cases import CASES, DOJO, DRAM, in_rank_order, problem_of
 
 from phaze_fast.errors import InvalidInputError
@@ -115,10 +116,9 @@ def test_zero3_uses_every_die_and_pads_the_last_micro_batch():
 
 def width(found):
     """Tensor-parallel width of a Megatron-LM plan."""
-    up = next(
-        op_mapping for op_mapping in found.encoding.operator_mappings if op_mapping.operator == "up"
-    )
-    return up.partition["columns"]
+    return next(m for m in found.encoding.operator_mappings if m.operator == "up").partition[
+        "columns"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -134,12 +134,8 @@ def test_megatron_by_default_is_as_wide_as_a_node(case, expected):
 
 
 def test_megatron_by_default_computes_all_of_a_block_again():
-    problem = CASES["small"]
-    for op, op_mapping in zip(
-        problem.work.operators,
-        plans("small")["megatron"].default.encoding.operator_mappings,
-        strict=True,
-    ):
+    found = plans("small")["megatron"].default.encoding.operator_mappings
+    for op, op_mapping in zip(CASES["small"].work.operators, found, strict=True):
         inside = op.part == "block" and op.kept_bytes and op.name != "ffn-norm"
         assert op_mapping.output == (("recompute",) if inside else ("stash",))
 
@@ -149,10 +145,7 @@ def test_megatron_splits_pairs_of_products():
     for way in ("default", "tuned", "tiled"):
         for case in CASES:
             found = getattr(plans(case)["megatron"], way)
-            op_mappings = {
-                op_mapping.operator: op_mapping.partition
-                for op_mapping in found.encoding.operator_mappings
-            }
+            op_mappings = {m.operator: m.partition for m in found.encoding.operator_mappings}
             t = width(found)
             dies = found.encoding.layout.dies
             for name, role in (("up", "columns"), ("down", "inner"), ("proj", "inner")):
@@ -168,9 +161,8 @@ def test_zero3_has_replicas_only(case):
         layout = found.encoding.layout
         assert layout.stages == 1
         assert layout.micro_batch % layout.dies == 0
-        for op, op_mapping in zip(
-            problem.work.operators, found.encoding.operator_mappings, strict=True
-        ):
+        mapped = found.encoding.operator_mappings
+        for op, op_mapping in zip(problem.work.operators, mapped, strict=True):
             assert op_mapping.partition["batch"] == layout.dies
             assert op_mapping.weights == ("zero3" if op.parameters else "replicated")
 
@@ -212,13 +204,10 @@ def test_the_dynamic_program_is_as_good_as_brute_force(allowed):
     rng = random.Random(7)
     for _ in range(60):
         count, parts = rng.randint(1, 6), rng.choice([2, 3, 5])
-        layers = [
-            LayerSize(str(i), *(10 ** rng.uniform(0, 4) for _ in range(3))) for i in range(count)
-        ]
-        chosen = types_of(layers, parts, allowed)
-        best = min(
-            chain_cost(layers, kinds, parts) for kinds in itertools.product(allowed, repeat=count)
-        )
+        sizes = [[10 ** rng.uniform(0, 4) for _ in range(3)] for _ in range(count)]
+        layers = [LayerSize("", *each) for each in sizes]
+        chosen, every = types_of(layers, parts, allowed), itertools.product(allowed, repeat=count)
+        best = min(chain_cost(layers, kinds, parts) for kinds in every)
         assert set(chosen) <= set(allowed)
         assert chain_cost(layers, chosen, parts) == pytest.approx(best, rel=1e-12)
 
@@ -243,9 +232,8 @@ def test_accpar_cuts_no_rows_and_hypar_no_columns_of_products(layout):
     for name in ("bertlarge", "llama2-7b"):
         problem = problem_of(DRAM, name)
         plans = accpar(problem, layout), hypar(problem, layout)
-        for op, one, other in zip(
-            problem.work.operators, *(plan.operator_mappings for plan in plans), strict=True
-        ):
+        mapped = (plan.operator_mappings for plan in plans)
+        for op, one, other in zip(problem.work.operators, *mapped, strict=True):
             assert one.partition["rows"] == 1
             assert not op.product or other.partition["columns"] == other.partition["rows"] == 1
 
@@ -274,15 +262,7 @@ def test_linear_stages_are_runs_of_ranks():
 
 def tensor_groups(layout, axis_assignment):
     """Dies of each tensor-parallel group, counted row by row in the rectangle."""
-    sizes = []
-    for side in (layout.width, layout.height):
-        factor, left = 2, side
-        while left > 1:
-            if left % factor:
-                factor += 1
-            else:
-                sizes.append(factor)
-                left //= factor
+    sizes = primes(layout.width) + primes(layout.height)
     groups = {}
     for die in range(layout.dies):
         digits, left = [], die

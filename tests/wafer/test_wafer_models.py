@@ -33,9 +33,10 @@ from phaze_fast.wafer.mapping.details import local_specs
 from phaze_fast.wafer.mapping.encoding import Encoding
 from phaze_fast.wafer.mapping.operators import ROLES, WEIGHTS, workload
 from phaze_fast.wafer.search.baselines import (
-    best_candidate,
+    System,
+    Tuner,
+    candidates_of,
     encode,
-    megatron_candidates,
     megatron_op_mappings,
 )
 
@@ -519,7 +520,7 @@ def test_weight_streaming_beside_what_was_measured(row):
     training = WaferTraining(int(row["batch"]) // systems, seq=int(row["sequence"]))
     problem = Problem(model_of(row["model"]), WAFERS[row["system"]], training)
     expected, layout = EXPECTED[row["system"], row["model"]]
-    best = best_candidate(problem, [layout], megatron_candidates(problem, False, ("stream",)))
+    best = Tuner(problem).best([layout], candidates_of(problem, System("pairs", ("stream",))))
     assert best is not None
     assert best.fits
     rate = systems * training.global_batch / best.time_s

@@ -614,34 +614,26 @@ def groups_of(rng):
     return [dies[k : k + size] for k in range(0, 12, size)], size
 
 
-@pytest.mark.parametrize("op", ["all-gather", "reduce-scatter", "all-to-all", "all-reduce"])
+@pytest.mark.parametrize(
+    "op", ["all-gather", "reduce-scatter", "all-to-all", "all-reduce", "summed all-reduce"]
+)
 def test_collectives_of_all_groups_at_once_against_packets(op):
-    rng = random.Random(op)
+    """Also where switches sum, which ends an all-reduce sooner."""
+    rng, kind = random.Random(op), op.removeprefix("summed ")
     for _ in range(6):
         groups, size = groups_of(rng)
         rate, hop_s, volume = rng.uniform(1e11, 1e12), rng.choice([0.0, 1e-7]), 8e6
-        switch = Switch(12, rate, hop_s)
+        switch, plain = Switch(12, rate, hop_s), Links(rate, rate, hop_s, PLAIN)
+        found = mesh_collective(kind, volume, [Run(0, size)], plain)
         for group in groups:
-            switch.to_each(group, volume / size)
+            switch.summed(group, volume) if op != kind else switch.to_each(group, volume / size)
         took = switch.play() * (2 if op == "all-reduce" else 1)
-        found = mesh_collective(op, volume, [Run(0, size)], Links(rate, rate, hop_s, PLAIN))
+        if op != kind:
+            summing = plain._replace(fabric=SUMMING)
+            sooner = mesh_collective(kind, volume, [Run(0, size)], summing)
+            assert sooner.time_s <= found.time_s * (1 + 1e-12)
+            found = sooner
         assert found.time_s == pytest.approx(took, rel=WITHIN)
-
-
-def test_switches_that_sum_end_an_all_reduce_sooner():
-    rng = random.Random(1)
-    for _ in range(6):
-        groups, size = groups_of(rng)
-        rate, hop_s, volume = rng.uniform(1e11, 1e12), rng.choice([0.0, 1e-7]), 8e6
-        switch = Switch(12, rate, hop_s)
-        for group in groups:
-            switch.summed(group, volume)
-        links = Links(rate, rate, hop_s, SUMMING)
-        found = mesh_collective("all-reduce", volume, [Run(0, size)], links)
-        assert found.time_s == pytest.approx(switch.play(), rel=WITHIN)
-        assert found.time_s <= mesh_collective(
-            "all-reduce", volume, [Run(0, size)], links._replace(fabric=PLAIN)
-        ).time_s * (1 + 1e-12)
 
 
 def test_stages_send_over_their_own_links():

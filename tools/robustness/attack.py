@@ -33,6 +33,7 @@ from mapping_cases import compiled, tight_case
 from nest_cases import nest_problem
 from oracle_cases import random_cases, random_recompute
 from placement_cases import branching, chain, random_published
+from plan_cases import evaluator_of, kind_of_layout, random_problem
 from reference import certificates
 from reference.layers_at_random import any_way, backward_like, random_layer, wide_range
 from robustness.fuzz import changed, commands
@@ -42,9 +43,12 @@ import phaze_fast as pf
 from phaze_fast import export
 from phaze_fast.cli.main import main as command_line
 from phaze_fast.errors import InfeasibleError, InvalidInputError
+from phaze_fast.explore import SearchProblem
+from phaze_fast.hardware import chip_records, presets
 from phaze_fast.memory import SCHEDULES, TWO_CHUNKS
 from phaze_fast.papers import nest_from_dict, place_batch, solve_nest
-from phaze_fast.planning import RECOMPUTE, predict, predict_batch
+from phaze_fast.planning import RECOMPUTE, planner, predict, predict_batch
+from phaze_fast.planning.times import least_work_s
 from phaze_fast.schedule import instance_from_dict, schedule_instances
 from phaze_fast.software import software_names
 
@@ -63,22 +67,22 @@ def shape(rng):
 
 
 def layers(rng):
-    """Small layers; those with whole latencies are checked by states, others by orders."""
+    """Small layers, against every schedule there is."""
     rule = rng.choice(["exclusive", "overlap"])
     drawn = []
     for _ in range(BATCH):
         way, count = rng.randrange(4), size(rng, 3, 5)
         if way == 0:
-            drawn.append((any_way(rng, count), True))
+            drawn.append(any_way(rng, count))
         elif way == 1:
-            drawn.append((backward_like(rng, count + 1), True))
+            drawn.append(backward_like(rng, count + 1))
         elif way == 2:
-            drawn.append((wide_range(rng, min(count, 4), rng.choice([2, 6])), False))
+            drawn.append(wide_range(rng, min(count, 4), rng.choice([2, 6])))
         else:
-            drawn.append((random_layer(rng, min(count, 4), rng.choice([2, 3])), False))
-    found = schedule_instances([instance_from_dict(data) for data, _ in drawn], rule, highs=False)
-    for (data, whole), made in zip(drawn, found, strict=True):
-        yield certificates.layer(made, whole), (rule, data)
+            drawn.append(random_layer(rng, min(count, 4), rng.choice([2, 3])))
+    found = schedule_instances([instance_from_dict(data) for data in drawn], rule, highs=False)
+    for data, made in zip(drawn, found, strict=True):
+        yield certificates.layer(made), (rule, data)
 
 
 def published(rng):
@@ -134,19 +138,56 @@ def chips(rng):
     against the best plan of every chip."""
     seed = rng.randrange(10**6)
     case = random_case(seed, (), 8, 6)
-    problem, evaluator = case.problem, case.problem.evaluators[0]
-    if not len(evaluator):
-        return
     picked = np.sort(case.rng.choice(len(tpuv4_space()), 3, replace=False))
-    records = tpuv4_space().chips[picked].copy()
-    for s in case.rng.permutation(len(evaluator))[:2].tolist():
+    problem, records = case.problem, tpuv4_space().chips[picked].copy()
+    if len(problem):
+        yield from _bounds_of_chips(case.rng, problem, records, seed)
+        yield _search_of(case, picked), seed
+    like = presets.chip(rng.choice(["a100-80", "h100", "h200", "mi300x", "tpuv4", "tpuv5p"]))
+    software = rng.choice(software_names())
+    records = np.concatenate([chip_records([like])] * 3)
+    for name in ("clock_hz", "hbm_bytes_per_s", "tensor_cores", "buffer_bytes", "vector_cores"):
+        scaled = records[name] * np.exp2(case.rng.integers(-2, 2, len(records)))
+        records[name] = np.maximum(scaled, 1)
+    step = case.training.replace(software=software)
+    problem = SearchProblem(case.model, case.cluster, step, like, case.capacities)
+    with contextlib.suppress(InvalidInputError):  # formats that the chip has not
+        yield from _bounds_of_chips(case.rng, problem, records, (seed, like.name, software))
+
+
+def _bounds_of_chips(own, problem, records, seed):
+    for s in own.permutation(len(problem))[:2].tolist():
+        evaluator, _ = problem.of(s)
         timed, least = problem.schedule(s, records)
         steps = {name: problem.bound(s, records, name) for name in ("mapped", "schedule_bound")}
         steps["scheduled"] = least
+        yield _rooflines(problem, s, records, (timed, least)), (seed, s)
         rows = np.flatnonzero(evaluator.layouts["strategy"] == s).tolist()
         for chip in range(len(records)):
             yield from _bounds_of_chip(evaluator, timed, steps, rows, chip, (seed, s, chip))
-    yield _search_of(case, picked), seed
+
+
+def _rooflines(problem, s, records, scheduled):
+    """Bounds by rooflines of a micro-batch, and of the seconds and joules of a strategy's plans."""
+    evaluator, k = problem.of(s)
+    timed, least = scheduled
+    counts = np.array([layer.count for layer in evaluator.sizes[k].graph.layers], dtype=float)
+    limits = np.full((len(records), len(evaluator.limits_bytes)), 1e300)
+    work_s, (work_j, static_w) = problem.work_s(s, records), problem.work_j(s, records).T
+    roofline_j = problem.step_energy_j(s, work_j, static_w, work_s)[0]
+    least_j = np.maximum(roofline_j, problem.least_energy_j(s, least)[0])
+    bound, exact = {}, {}
+    for chip, row in enumerate(evaluator.best(k, timed, least, limits)):
+        bound["work", chip] = work_s[chip] * (1 - 1e-12)
+        exact["work", chip] = float((timed.forward_s + timed.plain_s)[chip] @ counts)
+        for c, placed in enumerate(row):
+            if placed.layout >= 0:
+                at = np.full(len(records), c, dtype=np.int64)
+                bound["seconds", chip, c] = evaluator.work_bounds(k, work_s, at)[chip]
+                exact["seconds", chip, c] = placed.time_s
+                bound["joules", chip, c] = least_j[chip]
+                exact["joules", chip, c] = evaluator.energies_j([placed], timed, [chip])[0]
+    return certificates.sampled_bounds({"roofline": bound}, exact)
 
 
 def _bounds_of_chip(evaluator, timed, steps, rows, chip, what):
@@ -179,6 +220,48 @@ def _search_of(case, picked):
             row = (own[0].time_s, float(space.area_mm2[i]))
             best[record.tobytes()] = min(best.get(record.tobytes(), row), row)
     return certificates.ranked_chips(found, list(best.values()))
+
+
+def excluded(rng):
+    """Bounds of layouts by their work against their best plans, and the list of a plan against the
+    best of all layouts, however few are compared first. Every schedule, profile and fusion."""
+    seed = rng.randrange(10**9)
+    own = random.Random(seed)
+    model, cluster, step = random_problem(own, 6, 16)
+    software, fusion = own.choice(software_names()), own.choice(["none", "epilogues", "full"])
+    count, few = rng.randint(1, 8), (rng.randint(1, 4), rng.randint(1, 40))
+    what = (seed, software, fusion, count, few)
+    cluster = cluster.replace(chip=cluster.chip if own.random() < 0.6 else own.choice(_PRESETS))
+    try:
+        step = step.replace(software=software, fusion=fusion)
+        evaluator, times = evaluator_of(model, cluster, step)
+    except InvalidInputError as error:
+        yield [] if "accepted" in str(error) else [str(error)], what
+        return
+    if not len(evaluator.layouts):
+        return
+    bounds_s = evaluator.layout_work_bounds_s(least_work_s(tuple(evaluator.sizes), cluster))
+    solve, best = evaluator.space.solve, {}
+    exact = {}
+    for at in range(len(evaluator.layouts)):
+        _, (record,), _ = solve(times, at, 0, 1e300)
+        if record["layout"] >= 0:
+            exact[at] = float(record["time_s"])
+            kind = kind_of_layout(evaluator, at)
+            best[kind] = min(best.get(kind, np.inf), exact[at])
+    said = certificates.sampled_bounds({"work": dict(enumerate(bounds_s.tolist()))}, exact)
+    usual = planner._FEW_STRATEGIES, planner._FEW_LAYOUTS
+    try:
+        planner._evaluator.cache_clear()
+        planner._FEW_STRATEGIES, planner._FEW_LAYOUTS = few
+        found = pf.plan(model, cluster, step, top=count, threads=1)
+    finally:
+        planner._FEW_STRATEGIES, planner._FEW_LAYOUTS = usual
+        planner._evaluator.cache_clear()
+    yield said + certificates.listed_plans(found, list(best.values())), what
+
+
+_PRESETS = ("a100-80", "h200", "mi300x", "tpuv4", "gaudi3", "b200")
 
 
 def lists(rng):
@@ -299,7 +382,9 @@ def exports(rng):
 
 KINDS = {
     kind.__name__: kind
-    for kind in (layers, published, nest, plans, wafers, chips, lists, documents, exports)
+    for kind in (
+        *(layers, published, nest, plans, wafers, chips, excluded, lists, documents, exports),
+    )
 }
 
 

@@ -15,6 +15,7 @@ import itertools
 import json
 import re
 import sys
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -35,7 +36,8 @@ OTHER = {
     "==": "!=", "!=": "==", "1.0": "0.0", "2.0": "1.0", "0.5": "1.0",
 }  # fmt: skip
 NAME = "phaze_mutants::"
-MOST_MUTANTS = 4096
+MOST_MUTANTS = 4096  # of C++, as in mutant.hpp
+MOST_SITES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,11 @@ class Mutant:
     def key(self) -> str:
         """A name that does not depend on the number of the line."""
         return f"{self.path}: {self.before} -> {self.after}"
+
+    @property
+    def place(self) -> int:
+        """A number for the line."""
+        return zlib.crc32(f"{self.path}:{self.line}".encode())
 
     @property
     def text(self) -> str:
@@ -263,7 +270,7 @@ class Switch:
     """The number of the selected mutant in Python, and marks of those that were reached."""
 
     def __init__(self) -> None:
-        self.reached = bytearray(MOST_MUTANTS)
+        self.reached = bytearray(MOST_SITES)
         self._chosen = 0
 
     def choose(self, number: int) -> None:
@@ -296,6 +303,13 @@ def python_sites(path: str) -> list[Mutant]:
             before, after = ast.unparse(old), ast.unparse(new)
             found.append(Mutant(path, old.lineno, before, after, python_edits(start, end, after)))
     return found
+
+
+def all_sites(packages: Sequence[str], without: Sequence[str] = ()) -> list[Mutant]:
+    """Every mutant of packages in Python."""
+    prefixes = tuple(f"phaze_fast/{name}/" for name in packages)
+    paths = [path for path in _sources() if path.startswith(prefixes) and path not in without]
+    return [mutant for path in paths for mutant in python_sites(path)]
 
 
 def chosen(

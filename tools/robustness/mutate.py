@@ -13,6 +13,7 @@ Survivors that change no result are listed, with the reason, in `equivalent.json
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -23,7 +24,16 @@ import time
 from functools import cache
 from pathlib import Path
 
-from mutants import EQUIVALENT, PACKAGES, ROOT, Mutant, chosen, entries, instrumented
+from mutants import (
+    EQUIVALENT,
+    PACKAGES,
+    ROOT,
+    Mutant,
+    all_sites,
+    chosen,
+    entries,
+    instrumented,
+)  # fmt: skip
 
 HERE = Path(__file__).parent
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
@@ -195,44 +205,67 @@ class CppTests:
         return ""
 
 
-def judge_in_python(
-    workshop: Workshop, mutants: dict[int, Mutant], name: str, key: str, slow: bool
-):
-    """Outcomes by number, from tests written in Python."""
-    if not mutants:
-        return {}
-    job, results = workshop.folder / f"job-{name}.json", workshop.folder / f"results-{name}.jsonl"
-    results.write_text("")
-    settings = {
-        "compiled": name == "compiled", "jit": name != "numba",
-        "reach": str(workshop.folder / f"reach-{name}-{key}.json"), "most_s": 60 if slow else 20,
-        "budget_s": 90 if slow else 40 if name == "compiled" else 15,
-        "near": {n: "" if m.compiled else f"tests/{m.package}/" for n, m in mutants.items()},
-        "results": str(results), "mutants": {n: m.to_json() for n, m in mutants.items()},
-        "brief": [n for n, m in mutants.items() if reason(m)], "brief_s": 4,
-    }  # fmt: skip
-    job.write_text(json.dumps(settings))
+def run_tests_in_python(workshop: Workshop, mutants, name: str, asked, settings):
+    """Run `mutate_judge.py` in pytest with a job; its output."""
+    job = workshop.folder / f"job-{name}.json"
+    job.write_text(json.dumps({
+        "compiled": name == "compiled", "jit": name != "numba", "most_s": 60 if asked.slow else 20,
+        "mutants": {n: m.to_json() for n, m in mutants.items()}, **settings,
+    }))  # fmt: skip
     near = sorted({mutant.package for mutant in mutants.values()})
     tests = {
-        "compiled": TESTS, "python": tuple(dict.fromkeys([*near, *WIDER_TESTS])), "numba": NUMBA_TESTS
+        "compiled": TESTS, "python": tuple(dict.fromkeys([*near, *asked.tests.split(",")])),
+        "numba": NUMBA_TESTS
     }[name]  # fmt: skip
     program = RUN.format(
         package=str(workshop.source),
         here=str(HERE),
         tests=[f"tests/{test}" for test in tests],
-        marks="not thorough" if slow else "not slow",
+        marks="not thorough" if asked.slow else "not slow",
     )
     env = {"PHAZE_MUTATION_JOB": str(job), "PYTHONDONTWRITEBYTECODE": "1"}
     if name == "numba":
         env["NUMBA_DISABLE_JIT"] = "1"
-    done = run(sys.executable, "-c", program, cwd=workshop.source, env=env)
+    return run(sys.executable, "-c", program, cwd=workshop.source, env=env)
+
+
+def reach_of_tests(folder: Path, packages: list[str], asked) -> Path:
+    """The lines of some packages in Python that each test reaches: a file that samples of all seeds
+    share, until the packages change."""
+    sites = dict(enumerate(all_sites(packages, [NUMBA]), 1))
+    paths = sorted({mutant.path for mutant in sites.values()})
+    content = hashlib.sha256(b"".join((ROOT / path).read_bytes() for path in paths)).hexdigest()
+    file = folder / f"reach-python-{content[:16]}{'-slow' * asked.slow}.json"
+    workshop = Workshop(folder / "reach", sites)
+    workshop.make()
+    done = run_tests_in_python(workshop, sites, "python", asked, {"reach": str(file)})
+    if not file.exists() or done.returncode != 0:
+        sys.exit(done.stdout[-3000:] + done.stderr[-3000:])
+    return file
+
+
+def judge_in_python(workshop: Workshop, mutants: dict[int, Mutant], name: str, reach: Path, asked):
+    """Outcomes by number, from tests written in Python."""
+    if not mutants:
+        return {}
+    results = workshop.folder / f"results-{name}.jsonl"
+    results.write_text("")
+    settings = {
+        "reach": str(reach),
+        "budget_s": 90 if asked.slow else 40 if name == "compiled" else 15,
+        "near": {n: "" if m.compiled else f"tests/{m.package}/" for n, m in mutants.items()},
+        "results": str(results),
+        "brief": [n for n, m in mutants.items() if reason(m)],
+        "brief_s": 4,
+    }
+    done = run_tests_in_python(workshop, mutants, name, asked, settings)
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     if len(rows) != len(mutants):
         sys.exit(done.stdout[-3000:] + done.stderr[-3000:])
     return {row["number"]: row for row in rows}
 
 
-def judged(workshop: Workshop, mutants: dict[int, Mutant], key: str, slow: bool):
+def judged(workshop: Workshop, mutants: dict[int, Mutant], key: str, asked):
     """Outcomes by number, in parts: from C++ tests, then from those in Python."""
     compiled = {n: m for n, m in mutants.items() if m.compiled}
     found: dict[int, dict] = {}
@@ -247,12 +280,19 @@ def judged(workshop: Workshop, mutants: dict[int, Mutant], key: str, slow: bool)
         say(f"not by C++ tests: {mutant}  [{mutant.text}]")
     if left:
         workshop.make_extension()
-    yield judge_in_python(workshop, left, "compiled", key, slow)
+
+    def reach(part: str) -> Path:
+        return workshop.folder / f"reach-{part}-{key}.json"
+
+    yield judge_in_python(workshop, left, "compiled", reach("compiled"), asked)
     numba = {n: m for n, m in mutants.items() if m.path == NUMBA}
     python = {n: m for n, m in mutants.items() if not m.compiled and m.path != NUMBA}
-    yield judge_in_python(workshop, python, "python", key, slow)
+    if python:
+        packages = sorted({m.package for m in python.values()})
+        lines = reach_of_tests(workshop.folder, packages, asked)
+        yield judge_in_python(workshop, python, "python", lines, asked)
     workshop.instrument_python()  # what Numba compiles too: now it is switched off
-    yield judge_in_python(workshop, numba, "numba", key, slow)
+    yield judge_in_python(workshop, numba, "numba", reach("numba"), asked)
 
 
 def say(text: str) -> None:
@@ -269,6 +309,10 @@ def main() -> int:
     parser.add_argument(
         "--packages", default=",".join(PACKAGES), help="Packages of Python, between commas."
     )
+    parser.add_argument(
+        "--tests", default=",".join(WIDER_TESTS),
+        help="Folders of tests for mutants in Python, besides those of their packages.",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="In files whose path contains this.")
     parser.add_argument("--survivors", action="store_true", help="The survivors of the last run.")
@@ -291,7 +335,7 @@ def main() -> int:
     if asked.survivors:
         wanted = {n: m for n, m in mutants.items() if before.get(m.key) != "caught"}
     key = f"{asked.seed}-{asked.cpp}-{asked.python}-{'-'.join(packages)}{'-slow' * asked.slow}"
-    for rows in judged(workshop, wanted, key, asked.slow):
+    for rows in judged(workshop, wanted, key, asked):
         outcomes |= {mutants[n].key: row["outcome"] for n, row in rows.items()}
         kept.write_text(json.dumps(outcomes, indent=1))
     return report(list(mutants.values()), outcomes)

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,10 @@ class Judge:
         items = {item.nodeid: item for item in session.items}
         if JOB.get("jit", True):
             warm()
-        tests = self.tests_by_mutant(items)
+        known = self.reach_of_tests(items)
+        if "results" not in JOB:
+            return True
+        tests = self.tests_by_mutant(items, known)
         with Path(JOB["results"]).open("a") as results:
             for number in self.mutants:
                 row = self.judged(number, tests.get(number, []), items)
@@ -68,36 +72,48 @@ class Judge:
                 results.flush()
         return True
 
-    def tests_by_mutant(self, items):
-        """(wider, seconds, name) of the tests that reach each mutant, those of its own package first,
-        then the quickest; cached in a file."""
+    def reach_of_tests(self, items):
+        """Seconds of each test, the lines with mutants that it reaches, and a number for its file;
+        by name, cached in a file."""
         kept = Path(JOB["reach"])
         known = json.loads(kept.read_text()) if kept.exists() else {}
+        contents = {
+            path: zlib.crc32(path.read_bytes()) for path in {i.path for i in items.values()}
+        }
         for name, item in items.items():
-            if name not in known:
-                known[name] = self.reach_of(item)
-                if len(known) % 20 == 0:
+            content = contents[item.path]
+            if name not in known or known[name][2] != content:
+                known[name] = [*self.reach_of(item), content]
+                if len(known) % 100 == 0:
                     kept.write_text(json.dumps(known))
         kept.write_text(json.dumps(known))
+        return known
+
+    def tests_by_mutant(self, items, known):
+        """(wider, seconds, name) of the tests that reach each mutant, those of its own package first,
+        then the quickest."""
         found: dict[int, list] = {}
-        for name, (seconds, reached) in known.items():
+        for name, (seconds, reached, _) in known.items():
             if name not in items:
                 continue
+            reached = set(reached)
             for number, mutant in self.mutants.items():
-                if mutant.key in reached:
+                if mutant.place in reached:
                     wider = not name.startswith(JOB["near"][str(number)])
                     found.setdefault(number, []).append((wider, seconds, name))
         return {number: sorted(tests) for number, tests in found.items()}
 
     def reach_of(self, item):
-        """Seconds of a test, and mutants that it reaches; none where it fails or takes long."""
+        """Seconds of a test, and the lines of mutants that it reaches; none where it fails or takes
+        long."""
 
         def reached():
             begin = time.process_time()
-            self.switch.reached[:] = [0] * MOST_MUTANTS
+            self.switch.reached[:] = [0] * len(self.switch.reached)
             self.run(item)
-            keys = [m.key for n, m in self.mutants.items() if self.switch.reached[n]]
-            return json.dumps([time.process_time() - begin, [] if self.failed else keys])
+            places = {m.place for n, m in self.mutants.items() if self.switch.reached[n]}
+            seconds = round(time.process_time() - begin, 3)
+            return json.dumps([seconds, [] if self.failed else sorted(places)])
 
         said, status = in_a_child(reached, cpu=JOB["most_s"])
         return json.loads(said) if status == 0 else [JOB["most_s"], []]

@@ -8,7 +8,7 @@
 // are):
 //
 //   bytes = X (k_X ? 1 : n_c) + A (k_A ? 1 : n_a) + B (k_B ? 1 : n_a)
-//           + Y + (k_Y ? 0 : 2 (n_c - 1) rows outer e_a) + moved
+//           + Y + (k_Y ? 0 : s (n_c - 1) rows outer e_a) + moved
 //
 // The buffer holds the tile of H, what is kept, and strips of what streams through it. Its use is
 // linear in g for a given a, so the largest g follows by a division; bytes fall with g, and what
@@ -30,6 +30,7 @@ struct BufferRules {
   double element_bytes;  // e: of inputs, weights and results
   double sum_bytes;      // e_a: of partial sums
   double strip;          // elements in flight of each row that streams, all copies of a strip
+  double spills = 2.0;   // transfers of a partial sum: written and read, or 1 if added in memory
 };
 
 struct FusedGroup {

@@ -135,8 +135,9 @@ void op_cost_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, 
                    std::span<CostRecord> out, int threads);
 
 // HBM bytes of one operator, fused with no other, by the size of the buffer; NaN if it is invalid.
-double op_hbm_bytes(const OperatorRecord& op, double capacity_bytes,
-                    const Precision& precision) noexcept;
+// Where `exact`, a product takes the best of all tile sizes (fusion.hpp), not those of `hbm_traffic`.
+double op_hbm_bytes(const OperatorRecord& op, double capacity_bytes, const Precision& precision,
+                    bool exact) noexcept;
 
 // The times alone; NaN for a bad pair.
 void op_time_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, Cores cores,

@@ -140,6 +140,10 @@ class PipelinePlayer {
   // allocate nothing. Steady rounds that shift every clock by the same amount are skipped.
   double step_s(PipelineSchedule schedule, const PipelineLoads& loads);
 
+  // The same of several steps of one shape at once: step number k of `step_s.size()` has the passes
+  // [(device * chunks + chunk) * step_s.size() + k]. Faster for multiples of four.
+  void steps_s(PipelineSchedule schedule, const PipelineLoads& loads, std::span<double> step_s);
+
   // The same without skipping rounds: O(stages x chunks x micro-batches) time.
   double full_step_s(PipelineSchedule schedule, const PipelineLoads& loads);
 

@@ -52,7 +52,9 @@ struct LayerKindRecord {
   double packed_bytes;       // and their bytes
   double more_state_bytes;   // of optimiser state, on top of the bytes per trained parameter
   double step_gather_bytes;  // that the optimiser needs whole if ZeRO 3 shards them
+  double slice_s;            // of the host for each replica, where ZeRO 1 or 2 gathers slices
   double stage_work;         // by which stages are divided; 0 for all kinds: by number of blocks
+  double host_state;         // share of the bytes of state per parameter that the host's memory has
 };
 
 struct StrategyRecord {
@@ -66,7 +68,7 @@ struct StrategyRecord {
   double copied_parameters;   // of a tied embedding that the last stage copies
   double sent_bytes;          // sent by a device in the collectives of all layers, both passes
   std::int32_t variants;      // recompute variants, least recomputed first
-  std::int32_t group_kind;    // how context groups communicate; part of a plan's identity
+  std::int32_t group_kind;    // how groups communicate, what is offloaded; of a plan's identity
   double copied_frozen;       // of the copied parameters, those that are not trained
   double copied_state_bytes;  // of the copy's optimiser state, as `more_state_bytes` of a layer
 };

@@ -93,12 +93,16 @@ struct TuningRecord {
   VectorCost functions[kMaxFunctions];
 };
 
-// Bytes of one number as input, output and accumulator, and its speed relative to bf16.
+// Bytes of one number as input, output and accumulator, its speed relative to bf16, and how it
+// streams through the buffer: elements of a row at a time, and copies of each such strip and tile.
 struct Precision {
   double in_bytes;
   double out_bytes;
   double acc_bytes;
   double rate;
+  double strip_depth = 64.0;
+  double copies = 2.0;  // double buffers
+  double spills = 2.0;  // transfers of a partial sum: written and read, or 1 if added in memory
 };
 
 inline constexpr int kMaxLevels = 4;  // tiers of a switched fabric, dimensions of a grid
@@ -184,7 +188,7 @@ struct OperatorRecord {
   std::int32_t format;      // position in the opgraph package's list of number formats
   // Functions of fused operators; other entries are 0, and operators without an entry additions.
   std::int32_t epilogue_functions[kMaxEpilogues];
-  double kept_share;  // share of its HBM bytes that stays on chip in a fused group
+  double kept_share;  // share of its HBM bytes that stays on chip; negative where it moves more
 };
 
 }  // namespace phaze

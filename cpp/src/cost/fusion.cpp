@@ -38,7 +38,7 @@ struct Arrays {
   double a;
   double b;
   double y;
-  double sums;  // reading and writing all partial sums of Y once
+  double sums;  // moving all partial sums of Y off the chip, and back, once
 };
 
 // One loop order and kept set: a token tile fixes `fixed` bytes of the buffer, and each column of
@@ -59,7 +59,7 @@ class GroupSearch {
     arrays_ = {rows * inner_ * p_.element_bytes * g_.inputs,
                inner_ * hidden * p_.element_bytes * g_.first,
                hidden * outer_ * p_.element_bytes * g_.second, rows * outer_ * p_.element_bytes,
-               2.0 * rows * outer_ * p_.sum_bytes};
+               p_.spills * rows * outer_ * p_.sum_bytes};
   }
 
   FusedTraffic run() noexcept {
@@ -144,7 +144,7 @@ bool is_valid(const FusedGroup& g, const BufferRules& p) noexcept {
   for (const std::int64_t size : {g.inner, g.outer}) {
     if (size < 0 || size > kMost) return false;
   }
-  for (const double factor : {g.first, g.second, g.held, g.inputs, p.element_bytes, p.sum_bytes}) {
+  for (const double factor : {g.first, g.second, g.held, g.inputs, p.element_bytes, p.sum_bytes, p.spills}) {
     if (!(factor > 0.0) || !is_size(factor)) return false;
   }
   return is_size(g.moved) && is_size(p.strip) && (g.inner > 0 || g.outer > 0);
@@ -162,7 +162,7 @@ double least_product_bytes(std::int64_t m, std::int64_t k, std::int64_t n, doubl
   const auto columns = static_cast<double>(n);
   const double e = p.element_bytes;
   const double outputs = rows * columns * e;
-  const double sums = 2.0 * rows * columns * p.sum_bytes;
+  const double sums = p.spills * rows * columns * p.sum_bytes;
   double best = kInfinite;
   // A tile of the output stays; `other` bytes are read once per tile along m.
   const double left = rows * depth * e;

@@ -61,8 +61,6 @@ Status check_shape(const GemmShape& g) noexcept {
 
 namespace {
 
-constexpr double kStrip = 64.0;  // depth of a strip in elements
-
 // 1, 2, 3, 4, 6, 8, 12, ...: each number after 2 is 3/2 or 4/3 of the one before.
 std::int64_t next_on_ladder(std::int64_t i) noexcept {
   if (i == 1) return 2;
@@ -94,7 +92,7 @@ void outputs_stay(const GemmShape& g, double capacity, const Precision& p, const
   for (std::int64_t i = 1; i <= g.m; i = next_on_ladder(i)) {
     if (z.a + z.b * static_cast<double>(i) + z.d >= best.hbm_bytes) return;
     const auto tile = static_cast<double>(ceil_div(g.m, i));
-    const double strips = 2.0 * kStrip * p.in_bytes;
+    const double strips = p.copies * p.strip_depth * p.in_bytes;
     const std::int64_t most =
         largest_fitting(strips * tile, tile * p.acc_bytes + strips, capacity, g.n);
     if (most == 0) continue;
@@ -114,16 +112,16 @@ void operand_stays(std::int64_t x, std::int64_t k, double distinct, double store
     if (reads >= best.hbm_bytes) return;
     const auto tile = static_cast<double>(ceil_div(x, i));
     const double stored = tile * p.in_bytes * distinct;
-    const double outputs = 2.0 * kStrip * tile * p.acc_bytes;
-    const double strip = 2.0 * kStrip * p.in_bytes;
+    const double outputs = p.copies * p.strip_depth * tile * p.acc_bytes;
+    const double strip = p.copies * p.strip_depth * p.in_bytes;
     std::int64_t j = 1;
     const bool whole = i == 1 && (stored + strip) * static_cast<double>(k) + outputs <= capacity;
     if (!whole) {
-      const std::int64_t most = largest_fitting(outputs, 2.0 * stored + strip, capacity, k);
+      const std::int64_t most = largest_fitting(outputs, p.copies * stored + strip, capacity, k);
       if (most == 0) continue;
       j = ceil_div(k, most);
     }
-    const double bytes = reads + 2.0 * static_cast<double>(j - 1) * z.partials;
+    const double bytes = reads + p.spills * static_cast<double>(j - 1) * z.partials;
     if (bytes < best.hbm_bytes) best = {bytes, order, i, j};
   }
 }

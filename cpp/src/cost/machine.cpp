@@ -63,7 +63,8 @@ Status check_tuning(const TuningRecord& t, const Precision& p) noexcept {
         t.port_share, t.attention_efficiency, t.attention_backward_efficiency}) {
     if (!(share >= kLeast) || !(share <= 1.0)) return Status::kBadTuning;
   }
-  for (const double size : {p.in_bytes, p.out_bytes, p.acc_bytes, p.rate}) {
+  for (const double size :
+       {p.in_bytes, p.out_bytes, p.acc_bytes, p.rate, p.strip_depth, p.copies, p.spills}) {
     if (!(size >= kLeast) || !(size <= 1e6)) return Status::kBadTuning;
   }
   if (t.attention_least < 0 || t.attention_most < 0) return Status::kBadTuning;

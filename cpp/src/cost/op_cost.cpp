@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "base/numbers.hpp"
+#include "phaze/fusion.hpp"
 #include "phaze/parallel.hpp"
 #include "phaze/vector_op.hpp"
 
@@ -60,7 +61,7 @@ Status check_op(const OperatorRecord& op) noexcept {
       return Status::kBadOperation;
     }
   }
-  if (!(op.kept_share >= 0.0 && op.kept_share <= 1.0)) return Status::kBadOperation;
+  if (!(std::abs(op.kept_share) <= 1e9 && op.kept_share <= 1.0)) return Status::kBadOperation;
   const std::int64_t k = is_product(op) || is_attention(op) ? op.k : 1;
   return check_shape({op.b, op.m, k, op.n});
 }
@@ -375,14 +376,17 @@ void op_time_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, 
       [&](std::size_t c, std::size_t o, Status) { out[c * ops.size() + o] = kNan; });
 }
 
-double op_hbm_bytes(const OperatorRecord& op, double capacity_bytes,
-                    const Precision& precision) noexcept {
+double op_hbm_bytes(const OperatorRecord& op, double capacity_bytes, const Precision& p,
+                    bool exact) noexcept {
   if (check_op(op) != Status::kOk) return kNan;
   if (is_collective(op)) return 0.0;
   if (!is_product(op)) return op.read_bytes + op.write_bytes;
-  const Traffic traffic = hbm_traffic(shape_of(op, precision), capacity_bytes, precision);
-  const double bytes = static_cast<double>(op.b) * traffic.hbm_bytes;
-  return std::max(bytes + extra_bytes_of(op, precision), 0.0);
+  double bytes = hbm_traffic(shape_of(op, p), capacity_bytes, p).hbm_bytes;
+  if (exact && !is_convolution(op) && p.in_bytes == p.out_bytes) {
+    const BufferRules rules{p.in_bytes, p.acc_bytes, p.strip_depth * p.copies, p.spills};
+    bytes = std::min(bytes, least_product_bytes(op.m, op.k, op.n, capacity_bytes, rules));
+  }
+  return std::max(static_cast<double>(op.b) * bytes + extra_bytes_of(op, p), 0.0);
 }
 
 void op_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, Cores cores,

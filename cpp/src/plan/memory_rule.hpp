@@ -101,10 +101,11 @@ inline double more_state_bytes(const LayerKindRecord& size, int zero,
 // Gradients and optimiser state are those of trained parameters, weights of all.
 inline StateBytes state_bytes(const TrainingRecord& training, int zero, const LayerKindRecord& size,
                               const LayerParameters& p) noexcept {
-  return {mean_weight_bytes(size, training.weight_bytes) * (zero >= 3 ? p.shared : p.all),
-          training.gradient_bytes * (zero >= 2 ? p.shared_trained : p.trained),
-          training.state_bytes * (zero >= 1 ? p.shared_trained : p.trained) +
-              more_state_bytes(size, zero, p)};
+  return {
+      mean_weight_bytes(size, training.weight_bytes) * (zero >= 3 ? p.shared : p.all),
+      training.gradient_bytes * (zero >= 2 ? p.shared_trained : p.trained),
+      training.state_bytes * (1.0 - size.host_state) * (zero >= 1 ? p.shared_trained : p.trained) +
+          more_state_bytes(size, zero, p)};
 }
 
 // Bytes that accompany the weights of a layer, such as their copies in a smaller format.

@@ -13,9 +13,11 @@
 #include <limits>
 #include <map>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "base/lanes.hpp"
 #include "base/numbers.hpp"
 
 namespace phaze {
@@ -330,16 +332,20 @@ struct Shift {
   std::int64_t rounds;
 };
 
-inline Shift shift_between(std::span<const double> before, std::span<const double> state,
-                           std::int64_t rounds) noexcept {
-  if (before.size() != state.size()) return {0.0, 0};
+// `count` clocks of one of W steps that are simulated together.
+template <std::size_t W>
+Shift shift_between(const double* before, const double* state, std::size_t count,
+                    std::int64_t rounds) noexcept {
   const double shift_s = state[0] - before[0];
-  for (std::size_t i = 1; i < state.size(); ++i) {
-    const double own_s = state[i] - before[i];
-    if (std::abs(own_s - shift_s) > rounding(state[i], shift_s)) return {0.0, 0};
+  for (std::size_t i = 1; i < count; ++i) {
+    const double own_s = state[i * W] - before[i * W];
+    if (std::abs(own_s - shift_s) > rounding(state[i * W], shift_s)) return {0.0, 0};
   }
   return {shift_s, rounds};
 }
+
+// Steps of one shape that are simulated together.
+inline constexpr std::size_t kTogether = 4;
 
 class PipelinePlayer::Game {
  public:
@@ -348,8 +354,13 @@ class PipelinePlayer::Game {
   bool prepare(PipelineSchedule schedule, const PipelineLoads& loads) {
     return prepare({schedule, loads.stages, loads.chunks, loads.micro_batches});
   }
-  bool load(const PipelineLoads& loads);
-  double play(bool skip);
+  bool load(const PipelineLoads& loads) { return load<1>(loads, 0, 1)[0]; }
+  // Takes W steps, from number `first` of `steps`; returns which of them can be simulated.
+  template <std::size_t W>
+  std::array<bool, W> load(const PipelineLoads& loads, std::size_t first, std::size_t steps);
+  double play(bool skip) { return play<1>(skip)[0]; }
+  template <std::size_t W>
+  std::array<double, W> play(bool skip);
   double bound();
   void count_work();  // start_s and busy_s
   double peak(std::int64_t device, std::span<const double> bytes, double weight_grad_share);
@@ -369,11 +380,23 @@ class PipelinePlayer::Game {
   bool write_phases();
   // `observe` is called after every round of a phase.
   using Observe = std::function<void(const Phase&)>;
-  double play_all(bool skip, const Observe& observe = {});
+  double play_all(bool skip, const Observe& observe) { return play_all<1>(skip, observe)[0]; }
+  template <std::size_t W>
+  std::array<double, W> play_all(bool skip, const Observe& observe = {});
+  template <std::size_t W>
   void advance(const Phase& phase);
-  std::int64_t skipped_rounds(std::int64_t done, std::int64_t left);
-  double gpipe();
-  double one_forward_one_backward();
+  template <std::size_t W, typename Play>
+  void play_rounds(std::int64_t rounds, std::int64_t comparable, bool skip, const Play& play);
+  template <std::size_t W>
+  void compare_rounds(std::int64_t done, std::int64_t left);
+  template <std::size_t W>
+  void resume(std::int64_t done);
+  template <std::size_t W>
+  std::array<double, W> gpipe();
+  template <std::size_t W>
+  std::array<double, W> one_forward_one_backward();
+  template <std::size_t W>
+  std::array<double, W> ends();
   double seconds(Pass kind, std::size_t slot) const noexcept {
     return seconds_[static_cast<std::size_t>(kind) * slots_ + slot];
   }
@@ -383,8 +406,9 @@ class PipelinePlayer::Game {
   const Segment& segment(std::size_t device, std::size_t s) const {
     return orders_->segments[device * kSegments + s];
   }
-  std::span<double> seconds_of(Pass kind) noexcept {  // by slot
-    return {seconds_.data() + static_cast<std::size_t>(kind) * slots_, slots_};
+  // From the first slot on, of all steps that are simulated together.
+  double* seconds_of(Pass kind, std::size_t together) noexcept {
+    return &seconds_[static_cast<std::size_t>(kind) * slots_ * together];
   }
 
   PipelineShape shape_{PipelineSchedule::kGpipe, 0, 0, 0};
@@ -393,13 +417,22 @@ class PipelinePlayer::Game {
   std::map<PipelineShape, Orders> known_;
   std::size_t kept_ = 0;  // tokens and passes of all shapes
 
-  // By kind of pass and slot (a pair: this slot's forward with the other chunk's backward), and 0.
+  // Of each step that is simulated: by kind of pass and slot (a pair: this slot's forward with the
+  // other chunk's backward), and 0.
   std::vector<double> seconds_;
   std::vector<double> values_;  // of a phase
-  std::vector<double> state_;
-  std::vector<double> before_;
-  std::vector<double> marked_;
+  std::vector<double> state_;   // clocks after the last round
+  std::vector<double> before_;  // and before it
+  std::vector<double> marked_;  // and after round `marked_at_`
   std::int64_t marked_at_ = 0;
+  // A step that skips rounds: its clocks after them, and the round from which it goes on.
+  struct Skipped {
+    std::vector<double> state;
+    std::int64_t until = 0;
+    bool compares = true;  // not after it has skipped rounds
+    bool waits = false;
+  };
+  std::array<Skipped, kTogether> skipped_;
 
   std::vector<std::int64_t> counts_;  // passes recorded so far, by kind and slot
 };
@@ -478,36 +511,53 @@ void PipelinePlayer::Game::write_orders() {
   orders_ = &known_.emplace(shape_, std::move(own)).first->second;
 }
 
-bool PipelinePlayer::Game::load(const PipelineLoads& loads) {
+template <std::size_t W>
+std::array<bool, W> PipelinePlayer::Game::load(const PipelineLoads& loads, std::size_t first,
+                                               std::size_t steps) {
   const bool split = splits_backward(shape_.schedule);
-  if (loads.forward_s.size() != slots_ || loads.backward_s.size() != slots_ ||
-      (split && loads.weight_grad_s.size() != slots_)) {
-    return false;
+  const std::size_t given = slots_ * steps;
+  std::array<bool, W> good{};
+  if (loads.forward_s.size() != given || loads.backward_s.size() != given ||
+      (split && loads.weight_grad_s.size() != given)) {
+    return good;
   }
-  seconds_.resize(kPassKinds * slots_ + 1);
-  seconds_.back() = 0.0;
-  const auto take = [&](Pass kind, std::span<const double> given) {
-    std::copy(given.begin(), given.end(), seconds_of(kind).begin());
-    return seconds_of(kind);
+  seconds_.resize((kPassKinds * slots_ + 1) * W);
+  std::fill(seconds_.end() - W, seconds_.end(), 0.0);
+  using Clocks = Lanes<W>;
+  Clocks wrong = Clocks::all(0.0);  // NaN if a number is not finite
+  Clocks least = Clocks::all(0.0);
+  const auto take = [&](Pass kind, std::span<const double> all) {
+    double* const own = seconds_of(kind, W);
+    for (std::size_t s = 0; s < slots_; ++s) {
+      const Clocks given_s = Clocks::load(&all[s * steps + first]);
+      wrong = wrong + given_s * Clocks::all(0.0);
+      least = smaller(least, given_s);
+      given_s.store(own + s * W);
+    }
+    return own;
   };
-  const auto forward_s = take(Pass::kForward, loads.forward_s);
-  const auto backward_s = take(Pass::kBackward, loads.backward_s);
-  bool good = true;
-  for (std::size_t s = 0; s < slots_; ++s) {
-    good = good && forward_s[s] >= 0.0 && backward_s[s] >= 0.0 && std::isfinite(forward_s[s]) &&
-           std::isfinite(backward_s[s]);
+  const double* const forward_s = take(Pass::kForward, loads.forward_s);
+  const double* const backward_s = take(Pass::kBackward, loads.backward_s);
+  if (split) {
+    const double* const weight_s = take(Pass::kWeightGrad, loads.weight_grad_s);
+    double* const input_s = seconds_of(Pass::kInputGrad, W);
+    for (std::size_t i = 0; i < slots_ * W; i += W) {
+      const Clocks rest_s = Clocks::load(backward_s + i) - Clocks::load(weight_s + i);
+      least = smaller(least, rest_s);
+      rest_s.store(input_s + i);
+    }
   }
-  if (!split) return good;
-  const auto weight_s = take(Pass::kWeightGrad, loads.weight_grad_s);
-  for (std::size_t s = 0; s < slots_; ++s) {
-    good = good && weight_s[s] >= 0.0 && weight_s[s] <= backward_s[s];
-    seconds_of(Pass::kInputGrad)[s] = backward_s[s] - weight_s[s];
-  }
+  double sums[2 * W];
+  wrong.store(sums);
+  least.store(sums + W);
+  for (std::size_t l = 0; l < W; ++l) good[l] = sums[l] == 0.0 && sums[W + l] >= 0.0;
   if (!pairs_passes(shape_.schedule)) return good;
-  for (std::size_t s = 0; s < slots_; ++s) {
-    seconds_of(Pass::kPair)[s] = loads.overlap * (forward_s[s] + backward_s[s ^ 1U]);
+  for (std::size_t i = 0; i < slots_ * W; ++i) {
+    const std::size_t other = ((i / W) ^ 1U) * W + i % W;
+    seconds_of(Pass::kPair, W)[i] = loads.overlap * (forward_s[i] + backward_s[other]);
   }
-  return good && loads.overlap >= 0.0 && std::isfinite(loads.overlap);
+  if (!(loads.overlap >= 0.0 && std::isfinite(loads.overlap))) good.fill(false);
+  return good;
 }
 
 // ---- work and activations of a device ----
@@ -966,147 +1016,225 @@ bool PipelinePlayer::Game::write_phases() {
 
 // ---- one pass after another ----
 
+template <std::size_t W>
 void PipelinePlayer::Game::advance(const Phase& phase) {
+  using Clocks = Lanes<W>;
   const std::size_t first = 1 + phase.inputs;
-  values_.resize(std::max(values_.size(), first + phase.operations.size()));
+  values_.resize(std::max(values_.size(), (first + phase.operations.size()) * W));
   double* const values = values_.data();
   const double* const seconds = seconds_.data();
-  values[0] = 0.0;
-  std::copy(state_.begin(), state_.end(), values + 1);
-  double* end = values + first;
+  std::fill_n(values, W, 0.0);
+  std::copy(before_.begin(), before_.end(), values + W);
+  double* end = values + first * W;
   for (const Operation& own : phase.operations) {
-    *end++ = std::max(values[own.after], values[own.input]) + seconds[own.seconds];
+    const Clocks after = Clocks::load(values + own.after * W);
+    const Clocks input = Clocks::load(values + own.input * W);
+    (larger(after, input) + Clocks::load(seconds + own.seconds * W)).store(end);
+    end += W;
   }
-  state_.resize(phase.state.size());
-  for (std::size_t i = 0; i < state_.size(); ++i) state_[i] = values[phase.state[i]];
+  state_.resize(phase.state.size() * W);
+  for (std::size_t i = 0; i < phase.state.size(); ++i) {
+    std::copy_n(values + phase.state[i] * W, W, &state_[i * W]);
+  }
 }
 
-// Of `left` rounds, the number to skip because rounds only shift the clocks: after those `done`,
-// compared with the round before, and with the state after the last power of two of them.
-std::int64_t PipelinePlayer::Game::skipped_rounds(std::int64_t done, std::int64_t left) {
-  Shift shift{0.0, 0};
-  if (done > 1) shift = shift_between({values_.data() + 1, state_.size()}, state_, 1);
-  if (shift.rounds == 0) shift = shift_between(marked_, state_, done - marked_at_);
-  if (shift.rounds > 0 && left >= shift.rounds) {
-    const std::int64_t times = left / shift.rounds;
-    for (double& own_s : state_) own_s += shift.seconds * static_cast<double>(times);
-    return times * shift.rounds;
+// Plays rounds by `play`, which reads the clocks in `before_` and leaves those after it in
+// `state_`. Where rounds only shift the clocks, they are skipped: `comparable` is the number of
+// equal rounds. Of steps that are simulated together each skips its own rounds; it waits for the
+// others meanwhile.
+template <std::size_t W, typename Play>
+void PipelinePlayer::Game::play_rounds(std::int64_t rounds, std::int64_t comparable, bool skip,
+                                       const Play& play) {
+  marked_.clear();
+  for (std::size_t l = 0; l < W; ++l) {
+    skipped_[l].compares = skip;
+    skipped_[l].waits = false;
   }
-  if (std::has_single_bit(at(done))) {
-    marked_ = state_;
-    marked_at_ = done;
-  }
-  return 0;
-}
-
-double PipelinePlayer::Game::play_all(bool skip, const Observe& observe) {
-  if (!write_phases()) return kNan;
-  state_.assign(devices(), 0.0);
-  for (const Phase& phase : orders_->phases) {
-    bool compare = skip && phase.repeats;
-    marked_.clear();
-    for (std::int64_t done = 1; done <= phase.rounds; ++done) {
-      advance(phase);
-      if (observe) observe(phase);
-      const std::int64_t left = phase.rounds - done;
-      if (!compare || left < kWorthSkipping) continue;
-      const std::int64_t skipped = skipped_rounds(done, left);
-      compare = skipped == 0;
-      done += skipped;
+  bool compares = skip;
+  std::int64_t done = 0;
+  while (done < rounds) {
+    std::swap(state_, before_);
+    play(done++);
+    if (!compares) {
+      resume<W>(done);
+      continue;
     }
+    if (comparable - done >= kWorthSkipping) compare_rounds<W>(done, comparable - done);
+    resume<W>(done);
+    std::int64_t next = rounds;
+    bool waiting = true;
+    compares = false;
+    for (std::size_t l = 0; l < W; ++l) {
+      compares = compares || skipped_[l].compares;
+      waiting = waiting && skipped_[l].waits;
+      if (skipped_[l].waits) next = std::min(next, skipped_[l].until);
+    }
+    if (!waiting) continue;
+    done = next;
+    resume<W>(done);
   }
-  end_s.assign(state_.begin(), state_.begin() + static_cast<std::ptrdiff_t>(devices()));
-  return *std::max_element(end_s.begin(), end_s.end());
 }
 
-double PipelinePlayer::Game::play(bool skip) {
-  if (skip && shape_.schedule == PipelineSchedule::kGpipe) return gpipe();
-  if (skip && shape_.schedule == PipelineSchedule::kOneForwardOneBackward) {
-    return one_forward_one_backward();
+// After `done` rounds each step is compared with itself one round before, and after the last power
+// of two of them.
+template <std::size_t W>
+void PipelinePlayer::Game::compare_rounds(std::int64_t done, std::int64_t left) {
+  const std::size_t count = state_.size() / W;
+  bool mark = false;
+  for (std::size_t l = 0; l < W; ++l) {
+    Skipped& own = skipped_[l];
+    if (!own.compares) continue;
+    Shift shift{0.0, 0};
+    if (done > 1) shift = shift_between<W>(&before_[l], &state_[l], count, 1);
+    if (shift.rounds == 0 && !marked_.empty()) {
+      shift = shift_between<W>(&marked_[l], &state_[l], count, done - marked_at_);
+    }
+    if (shift.rounds == 0 || left < shift.rounds) {
+      mark = true;
+      continue;
+    }
+    const std::int64_t times = left / shift.rounds;
+    own.state.resize(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      own.state[i] = state_[i * W + l] + shift.seconds * static_cast<double>(times);
+    }
+    own.until = done + times * shift.rounds;
+    own.compares = false;
+    own.waits = true;
   }
-  return play_all(skip);
+  if (!mark || !std::has_single_bit(at(done))) return;
+  marked_ = state_;
+  marked_at_ = done;
+}
+
+template <std::size_t W>
+void PipelinePlayer::Game::resume(std::int64_t done) {
+  for (std::size_t l = 0; l < W; ++l) {
+    if (!skipped_[l].waits || skipped_[l].until != done) continue;
+    for (std::size_t i = 0; i < skipped_[l].state.size(); ++i) {
+      state_[i * W + l] = skipped_[l].state[i];
+    }
+    skipped_[l].waits = false;
+  }
+}
+
+// When the last device of each step is free; the clocks of devices are the first of the state.
+template <std::size_t W>
+std::array<double, W> PipelinePlayer::Game::ends() {
+  std::array<double, W> last_s{};
+  for (std::size_t l = 0; l < W; ++l) {
+    last_s[l] = state_[l];
+    for (std::size_t d = 1; d < devices(); ++d) last_s[l] = std::max(last_s[l], state_[d * W + l]);
+  }
+  if (W == 1) end_s.assign(state_.begin(), state_.begin() + std::ptrdiff_t(devices()));
+  return last_s;
+}
+
+template <std::size_t W>
+std::array<double, W> PipelinePlayer::Game::play_all(bool skip, const Observe& observe) {
+  if (!write_phases()) {
+    std::array<double, W> none{};
+    none.fill(kNan);
+    return none;
+  }
+  state_.assign(devices() * W, 0.0);
+  for (const Phase& phase : orders_->phases) {
+    play_rounds<W>(phase.rounds, phase.rounds, skip && phase.repeats, [&](std::int64_t) {
+      advance<W>(phase);
+      if (observe) observe(phase);
+    });
+  }
+  return ends<W>();
+}
+
+template <std::size_t W>
+std::array<double, W> PipelinePlayer::Game::play(bool skip) {
+  if (skip && shape_.schedule == PipelineSchedule::kGpipe) return gpipe<W>();
+  if (skip && shape_.schedule == PipelineSchedule::kOneForwardOneBackward) {
+    return one_forward_one_backward<W>();
+  }
+  return play_all<W>(skip);
 }
 
 // Micro-batches are identical and no forward pass waits for a later stage: each direction is a flow
 // shop of identical jobs, in which the slowest stage sets the pace.
-double PipelinePlayer::Game::gpipe() {
-  const double repeats = static_cast<double>(shape_.micro_batches - 1);
-  double trip_s = 0.0;
-  double pace_s = 0.0;
-  for (const double own_s : seconds_of(Pass::kForward)) {
-    trip_s += own_s;
-    pace_s = std::max(pace_s, own_s);
+template <std::size_t W>
+std::array<double, W> PipelinePlayer::Game::gpipe() {
+  using Clocks = Lanes<W>;
+  const Clocks repeats = Clocks::all(static_cast<double>(shape_.micro_batches - 1));
+  const std::size_t p = devices();
+  const double* const forward_s = seconds_of(Pass::kForward, W);
+  const double* const backward_s = seconds_of(Pass::kBackward, W);
+  Clocks trip_s = Clocks::all(0.0);
+  Clocks pace_s = trip_s;
+  for (std::size_t d = 0; d < p; ++d) {
+    trip_s = trip_s + Clocks::load(forward_s + d * W);
+    pace_s = larger(pace_s, Clocks::load(forward_s + d * W));
   }
-  double clock_s = trip_s + repeats * pace_s;
-  end_s.resize(devices());
-  pace_s = 0.0;
-  const std::span<const double> backward_s = seconds_of(Pass::kBackward);
-  for (std::size_t d = devices(); d-- > 0;) {
-    clock_s += backward_s[d];
-    pace_s = std::max(pace_s, backward_s[d]);
-    end_s[d] = clock_s + repeats * pace_s;
+  Clocks clock_s = trip_s + repeats * pace_s;
+  state_.resize(p * W);
+  pace_s = Clocks::all(0.0);
+  for (std::size_t d = p; d-- > 0;) {
+    clock_s = clock_s + Clocks::load(backward_s + d * W);
+    pace_s = larger(pace_s, Clocks::load(backward_s + d * W));
+    (clock_s + repeats * pace_s).store(&state_[d * W]);
   }
-  return end_s[0];
+  std::array<double, W> last_s = ends<W>();
+  std::copy_n(state_.begin(), W, last_s.begin());
+  return last_s;
 }
 
 // Device k runs min(m, `lead`) forward passes first, `lead` = p - 1 - k, and then one forward pass
 // (while any is left) and one backward pass in every round. In round r it waits for the message
 // that the device before it sent in round r - 1, and for the gradient that the device after it
 // sends in round r. Before that no forward pass waits for a later device, as in GPipe.
-double PipelinePlayer::Game::one_forward_one_backward() {
+template <std::size_t W>
+std::array<double, W> PipelinePlayer::Game::one_forward_one_backward() {
+  using Clocks = Lanes<W>;
   const std::size_t p = devices();
-  const std::span<const double> forward_s = seconds_of(Pass::kForward);
-  const std::span<const double> backward_s = seconds_of(Pass::kBackward);
+  const double* const forward_s = seconds_of(Pass::kForward, W);
+  const double* const backward_s = seconds_of(Pass::kBackward, W);
   const std::int64_t m = shape_.micro_batches;
   // The time at which each device is free, followed by the end of its last forward pass.
-  state_.resize(2 * p);
-  double* const clock_s = state_.data();
-  double* const sent_s = state_.data() + p;
-  double trip_s = 0.0;
-  double pace_s = 0.0;
+  state_.resize(2 * p * W);
+  before_.resize(2 * p * W);
+  Clocks trip_s = Clocks::all(0.0);
+  Clocks pace_s = trip_s;
   for (std::size_t k = 0; k < p; ++k) {
     const std::int64_t lead = std::min(static_cast<std::int64_t>(p - 1 - k), m);
-    trip_s += forward_s[k];
-    pace_s = std::max(pace_s, forward_s[k]);
-    clock_s[k] = sent_s[k] = lead == 0 ? 0.0 : trip_s + static_cast<double>(lead - 1) * pace_s;
+    trip_s = trip_s + Clocks::load(forward_s + k * W);
+    pace_s = larger(pace_s, Clocks::load(forward_s + k * W));
+    const Clocks clock_s =
+        lead == 0 ? Clocks::all(0.0) : trip_s + Clocks::all(static_cast<double>(lead - 1)) * pace_s;
+    clock_s.store(&state_[k * W]);
+    clock_s.store(&state_[(p + k) * W]);
   }
-  before_.clear();
-  marked_.clear();
-  std::int64_t marked_at = 0;
-  bool skip = true;
-  for (std::int64_t r = 0; r < m; ++r) {
+  const auto play = [&](std::int64_t r) {
     // Devices from `first` on have a forward pass left.
     const std::int64_t ahead = static_cast<std::int64_t>(p) - (m - r);
     const std::size_t first = ahead <= 0 ? 0 : static_cast<std::size_t>(ahead);
-    double gradient_s = 0.0;
+    const double* const clock_before = before_.data();
+    const double* const sent_before = clock_before + p * W;
+    double* const clock_s = state_.data();
+    double* const sent_s = clock_s + p * W;
+    Clocks gradient_s = Clocks::all(0.0);
     for (std::size_t k = p; k-- > first;) {
-      const double ready_s = k > 0 ? std::max(clock_s[k], sent_s[k - 1]) : clock_s[k];
-      sent_s[k] = ready_s + forward_s[k];
-      clock_s[k] = gradient_s = std::max(sent_s[k], gradient_s) + backward_s[k];
+      Clocks ready_s = Clocks::load(clock_before + k * W);
+      if (k > 0) ready_s = larger(ready_s, Clocks::load(sent_before + (k - 1) * W));
+      ready_s = ready_s + Clocks::load(forward_s + k * W);
+      ready_s.store(sent_s + k * W);
+      gradient_s = larger(ready_s, gradient_s) + Clocks::load(backward_s + k * W);
+      gradient_s.store(clock_s + k * W);
     }
+    std::copy_n(sent_before, first * W, sent_s);
     for (std::size_t k = first; k-- > 0;) {
-      clock_s[k] = gradient_s = std::max(clock_s[k], gradient_s) + backward_s[k];
+      gradient_s =
+          larger(Clocks::load(clock_before + k * W), gradient_s) + Clocks::load(backward_s + k * W);
+      gradient_s.store(clock_s + k * W);
     }
-    const std::int64_t done = r + 1;
-    const std::int64_t left = m - static_cast<std::int64_t>(p) + 1 - done;  // with all forward
-    if (!skip || left < kWorthSkipping) continue;
-    Shift shift = shift_between(before_, state_, 1);
-    if (shift.rounds == 0) shift = shift_between(marked_, state_, done - marked_at);
-    if (shift.rounds > 0 && left >= shift.rounds) {
-      const std::int64_t times = left / shift.rounds;
-      for (double& own_s : state_) own_s += shift.seconds * static_cast<double>(times);
-      r += times * shift.rounds;
-      skip = false;
-      continue;
-    }
-    if (std::has_single_bit(static_cast<std::uint64_t>(done))) {
-      marked_ = state_;
-      marked_at = done;
-    }
-    before_ = state_;
-  }
-  end_s.assign(clock_s, clock_s + p);
-  return *std::max_element(end_s.begin(), end_s.end());
+  };
+  play_rounds<W>(m, m - static_cast<std::int64_t>(p) + 1, true, play);
+  return ends<W>();
 }
 
 // Every pass of a phase that was just run.
@@ -1298,6 +1426,26 @@ PipelinePlayer& PipelinePlayer::operator=(PipelinePlayer&&) noexcept = default;
 double PipelinePlayer::step_s(PipelineSchedule schedule, const PipelineLoads& loads) {
   const bool good = game_->prepare(schedule, loads) && game_->load(loads);
   return good ? game_->play(true) : kNan;
+}
+
+void PipelinePlayer::steps_s(PipelineSchedule schedule, const PipelineLoads& loads,
+                             std::span<double> step_s) {
+  const std::size_t steps = step_s.size();
+  std::fill(step_s.begin(), step_s.end(), kNan);
+  if (!game_->prepare(schedule, loads)) return;
+  std::size_t done = 0;
+  const auto play = [&]<std::size_t W>(std::integral_constant<std::size_t, W>) {
+    for (; done + W <= steps; done += W) {
+      const std::array<bool, W> good = game_->load<W>(loads, done, steps);
+      if (std::none_of(good.begin(), good.end(), [](bool own) { return own; })) continue;
+      const std::array<double, W> found_s = game_->play<W>(true);
+      for (std::size_t l = 0; l < W; ++l) {
+        if (good[l]) step_s[done + l] = found_s[l];
+      }
+    }
+  };
+  play(std::integral_constant<std::size_t, kTogether>{});
+  play(std::integral_constant<std::size_t, 1>{});
 }
 
 double PipelinePlayer::full_step_s(PipelineSchedule schedule, const PipelineLoads& loads) {

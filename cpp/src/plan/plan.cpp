@@ -2,6 +2,7 @@
 #include "phaze/plan.hpp"
 
 #include "base/numbers.hpp"
+#include "plan/plan_estimate.hpp"
 #include "plan/plan_solver.hpp"
 
 namespace phaze {
@@ -82,45 +83,61 @@ PlanStatus PlanSpace::check_partition(std::size_t layout, const Partition& parti
 void PlanSpace::estimate_even(std::size_t first, std::span<const std::int32_t> variants,
                               const TimesOf& times, std::span<const TimesOf> free,
                               double usable_bytes, const Put& put) const {
-  PlayedSteps played;  // plans that differ in their replicas or ZeRO stage share steps
   PlanSolver solver;
-  solver.look_up(&played);
-  SharedSteps shared;
+  PlanEstimator estimator;
   Partition partition;
+  Partition next;
+  std::vector<std::size_t> group;  // plans of one strategy, shape and partition
   KindTimes own{};
   std::vector<KindTimes> freed(free.size());
+  const auto estimate_group = [&] {
+    if (group.empty()) return;
+    solver.lay(*impl_, group.front());
+    const auto found = estimator.estimate({solver.on(), group, partition, own, freed, usable_bytes},
+                                          solver.step().player());
+    for (std::size_t k = 0; k < group.size(); ++k) put(group[k], found[k]);
+    group.clear();
+  };
   std::int32_t strategy = -1;
-  PlanStatus status = PlanStatus::kOk;
+  std::int32_t variant = -1;
   for (std::size_t k = 0; k < variants.size(); ++k) {
-    const std::size_t layout = first + k;
-    if (impl_->layouts[layout].record.strategy != strategy) {
-      strategy = impl_->layouts[layout].record.strategy;
+    const LayoutRecord& l = impl_->layouts[first + k].record;
+    const bool same = !group.empty() && variants[k] == variant &&
+                      same_shape(l, impl_->layouts[group.front()].record);
+    if (same && variant >= 0) {
+      group.push_back(first + k);
+      continue;
+    }
+    if (l.strategy != strategy) {
+      estimate_group();
+      strategy = l.strategy;
       own = times(at(strategy));
       for (std::size_t n = 0; n < free.size(); ++n) freed[n] = free[n](at(strategy));
     }
-    PlanEstimate found{};
-    const LayoutRecord& l = impl_->layouts[layout].record;
-    const bool known = k > 0 && variants[k] >= 0 && variants[k] == variants[k - 1] &&
-                       same_shape(l, impl_->layouts[layout - 1].record);
-    if (!known) status = solver.even(*impl_, layout, own, variants[k], usable_bytes, &partition);
-    if (status == PlanStatus::kOk) {
-      found = estimate_plan(*impl_, layout, partition, own, freed, usable_bytes, nullptr, &solver,
-                            &shared);
-    } else {
+    const PlanStatus status = solver.even(*impl_, first + k, own, variants[k], usable_bytes, &next);
+    if (status != PlanStatus::kOk) {
+      PlanEstimate found{};
       found.time_s = kNan;
       found.status = static_cast<std::int32_t>(status);
+      put(first + k, found);
+      continue;
     }
-    put(layout, found);
+    if (!same || next.variants != partition.variants) estimate_group();
+    if (group.empty()) std::swap(partition, next);
+    group.push_back(first + k);
+    variant = variants[k];
   }
+  estimate_group();
 }
 
 PlanEstimate PlanSpace::estimate(std::size_t layout, const Partition& partition,
                                  const KindTimes& times, std::span<const KindTimes> free,
                                  double usable_bytes, std::vector<StageEstimate>* stages) const {
   PlanSolver solver;
-  SharedSteps shared;
-  return estimate_plan(*impl_, layout, partition, times, free, usable_bytes, stages, &solver,
-                       &shared);
+  solver.lay(*impl_, layout);
+  PlanEstimator estimator;
+  return estimator.estimate({solver.on(), {&layout, 1}, partition, times, free, usable_bytes},
+                            solver.step().player(), stages)[0];
 }
 
 PlacedPlan PlanSpace::best_of_layout(std::size_t layout, const KindTimes& times,

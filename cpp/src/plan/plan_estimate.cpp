@@ -1,402 +1,723 @@
-// Estimate of a given plan: seconds by part, bytes by term, joules.
+// Estimates of given plans: seconds by part, bytes by term, joules.
+#include "plan/plan_estimate.hpp"
+
 #include <algorithm>
 #include <array>
 
+#include "base/lanes.hpp"
 #include "base/numbers.hpp"
-#include "plan/plan_solver.hpp"
 
 namespace phaze {
 namespace {
 
-using Impl = PlanSpaceImpl;
+constexpr std::size_t kBlock = 8;  // columns that are summed together
+constexpr std::size_t kSteps = 4;  // steps that are simulated together
 
-class Estimator {
- public:
-  Estimator(const Impl& space, std::size_t layout, const Partition& partition,
-            const KindTimes& times, PlanSolver* solver, SharedSteps* shared)
-      : space_(space),
-        layout_(space.layouts[layout]),
-        costs_(space.layout_costs[at(layout_.costs)]),
-        partition_(partition),
-        times_(times),
-        on_(solver->on()),
-        step_(solver->step()),
-        shared_(*shared->of(layout_.record, partition)),
-        block_states_(shared->block_states) {
-    block_states_.assign(1, {0.0, 0.0, 0.0});
-  }
+// A difference of times that is zero but for rounding is zero, so that no part is negative.
+double without_rounding(double part_s, double whole_s) noexcept {
+  return part_s < 0.0 && part_s > -1e-12 * whole_s ? 0.0 : part_s;
+}
 
-  PlanEstimate run(double usable_bytes, std::vector<StageEstimate>* stages) {
-    SharedStep::Sizes& sizes = shared_.sizes;
-    const LayoutRecord& l = layout_.record;
-    const std::array<std::int64_t, 3> own{l.dp, sharing_replicas(l), l.zero};
-    if (stages != nullptr || sizes.of != own) {
-      find_sizes(stages);
-      sizes.of = own;
-    }
-    PlanEstimate found = sizes.fullest;
-    for (int k = 0; k < l.pp; ++k) found.max_load_s = std::max(found.max_load_s, load_s(k));
-    const StepPlayer::Played played = play();
-    found.time_s = played.step_s + played.tail_s + layout_.exchange_s;
-    found.energy_j = energy(found.time_s);
-    found.status = static_cast<std::int32_t>(
-        found.memory_bytes > usable_bytes * kFits ? PlanStatus::kOverMemory : PlanStatus::kOk);
-    return found;
-  }
+bool same_times(const KindTimes& a, const KindTimes& b, std::size_t kinds, std::size_t variants) {
+  const auto same = [](const double* x, const double* y, std::size_t n) {
+    return x == y || std::equal(x, x + n, y);
+  };
+  return same(a.forward_s, b.forward_s, kinds) && same(a.plain_s, b.plain_s, kinds) &&
+         same(a.weight_grad_s, b.weight_grad_s, kinds) &&
+         same(a.backward_s, b.backward_s, kinds * variants);
+}
 
-  // The parts of the step: the cost of each kind of communication, and of the host, is the decrease
-  // of the step time when it becomes free as well.
-  PlanParts parts(double time_s, std::span<const KindTimes> free) {
-    PlanParts found{};
-    double before_s = time_s;
-    StepPlayer::Played played{step_without_exchanges_s(), 0.0};
-    if (!shared_.played) play_levels(free);
-    find_tails();
-    played.tail_s = shared_.sizes.tails_s[0];
-    const auto exposed = [&] {
-      const double step_s = played.step_s + played.tail_s;
-      const double lost_s = without_rounding(before_s - step_s, time_s);
-      before_s = step_s;
-      return lost_s;
-    };
-    found.data_comm_s = exposed();
-    double* const parts[kFreeLevels + 1] = {&found.pipeline_comm_s, &found.expert_comm_s,
-                                            &found.context_comm_s, &found.tensor_comm_s,
-                                            &found.host_s};
-    for (std::size_t n = 0; n < shared_.levels.size(); ++n) {
-      const SharedStep::Level& level = shared_.levels[n];
-      played = {level.step_s, shared_.sizes.tails_s[n + 1]};
-      *parts[level.part] = exposed();
-    }
-    divide(played, &found);
-    return found;
-  }
-
- private:
-  template <typename F>
-  void for_chunks(int stage, const F& f) const {
-    for (int c = 0; c < layout_.record.vpp; ++c) {
-      const std::size_t chunk = at(on_.chain_of(stage, c));
-      f(c, partition_.cuts[chunk], partition_.cuts[chunk + 1]);
-    }
-  }
-
-  // Finds the fullest stage, and the bytes that the optimiser moves.
-  void find_sizes(std::vector<StageEstimate>* stages) {
-    SharedStep::Sizes& sizes = shared_.sizes;
-    sizes.fullest = {};
-    if (stages != nullptr) stages->clear();
-    for (int k = 0; k < layout_.record.pp; ++k) {
-      StageEstimate own = stage(k);
-      const double bytes = total(own.memory);
-      if (bytes > sizes.fullest.memory_bytes) {
-        sizes.fullest.memory_bytes = bytes;
-        sizes.fullest.memory = own.memory;
-        sizes.fullest.fullest = k;
-        sizes.fullest.instant = own.instant;
-      }
-      if (stages == nullptr) continue;
-      own.load_s = load_s(k);
-      stages->push_back(own);
-    }
-    if (!shared_.summed) add_layers();
-    double moved_bytes = 0.0;
-    for (const std::int32_t kind : shared_.kinds) moved_bytes += costs_.step_bytes[at(kind)];
-    sizes.moved_bytes = moved_bytes;
-    sizes.tails_s.clear();
-  }
-
-  double load_s(int k) const {
-    const StageRecompute recompute = StageRecompute::of(partition_.variants[at(k)]);
-    const PlanSums& sums = on_.sums;
-    const double share =
-        rounds_of(layout_.record) / static_cast<double>(layout_.record.micro_batches);
-    double load_s = 0.0;
-    for_chunks(k, [&](int c, int i, int j) {
-      load_s += share * (on_.enters_s(k, c, i, j) + on_.leaves_s(k, c, i, j) +
-                         sums.forward_s(i, j) + sums.backward_s(recompute, i, j));
-    });
-    return load_s;
-  }
-
-  // Bytes of one stage of a plan, summed over its chunks.
-  StageEstimate stage(int k) const {
-    const StageRecompute recompute = StageRecompute::of(partition_.variants[at(k)]);
-    const PlanSums& sums = on_.sums;
-    StageEstimate own{};
-    MovingBytes moving{0.0, 0.0, 0.0, 0.0};
-    double gather = 0.0;
-    for_chunks(k, [&](int, int i, int j) {
-      gather = std::max(gather, sums.gather_bytes(i, j));
-      moving.live = std::max(moving.live, sums.live_bytes(recompute, i, j));
-      moving.once += sums.once_bytes(i, j);
-    });
-    const StateBytes state = stage_state(k);
-    moving.buffers = space_.buffer_bytes(layout_) + gather;
-    moving.stash = on_.stash_bytes(partition_, k, recompute);
-    if (layout_.record.vpp == 1) {
-      const int i = partition_.cuts[at(k)];
-      sums.find_layer_peak(recompute, i, partition_.cuts[at(k) + 1], k, &moving);
-    }
-    const LateGradients late = on_.late_gradients(partition_, k, recompute);
-    const PeakBytes peak = sums.peak(moving, late, k);
-    own.memory = {state.weights,   state.gradients + peak.gradients,
-                  state.optimizer, peak.activations,
-                  peak.live,       peak.once,
-                  moving.buffers,  peak.lost};
-    own.instant = static_cast<std::int32_t>(peak.instant);
-    return own;
-  }
-
-  // Weights, gradients and optimiser state of a stage: the sum over its layers in order. Most
-  // stages have equal blocks alone, whose sums are computed once for all counts.
-  StateBytes stage_state(int k) const {
-    const int blocks_end = std::min(space_.last_block, space_.layers - (layout_.record.pp > 1));
-    StateBytes state{0.0, 0.0, 0.0};
-    int blocks = 0;
-    bool only_blocks = space_.equal_blocks;
-    for_chunks(k, [&](int, int i, int j) {
-      int layer = i;
-      if (only_blocks && i >= space_.first_block) {
-        layer = std::max(i, std::min(j, blocks_end));
-        blocks += layer - i;
-      }
-      if (layer == j) return;
-      if (only_blocks) state = blocks_state(blocks);
-      only_blocks = false;
-      for (; layer < j; ++layer) add(costs_.states[at(kind_at(layer))], &state);
-    });
-    return only_blocks ? blocks_state(blocks) : state;
-  }
-
-  const StateBytes& blocks_state(int blocks) const {
-    const StateBytes& block = costs_.states[at(space_.order[at(space_.first_block)])];
-    while (block_states_.size() <= at(blocks)) {
-      StateBytes next = block_states_.back();
-      add(block, &next);
-      block_states_.push_back(next);
-    }
-    return block_states_[at(blocks)];
-  }
-
-  static void add(const StateBytes& own, StateBytes* state) noexcept {
-    state->weights += own.weights;
-    state->gradients += own.gradients;
-    state->optimizer += own.optimizer;
-  }
-
-  int kind_at(int position) const noexcept { return space_.kind_at(position, layout_.record.pp); }
-
-  // The step as simulated before with the same messages, if it has no exchanges; else null.
-  const double* known_step_s() const {
-    const auto same = [&](const SharedStep::Sent& own) {
-      return own.wrap_s == layout_.wrap_s &&
-             std::equal(own.message_s.begin(), own.message_s.end(), costs_.message_s.begin());
-    };
-    const auto known = std::find_if(shared_.sent.begin(), shared_.sent.end(), same);
-    return known == shared_.sent.end() ? nullptr : &known->step_s;
-  }
-
-  // Adds the step that was just simulated without exchanges.
-  void add_step(double step_s) {
-    const auto messages = costs_.message_s.begin();
-    shared_.sent.push_back({{messages, messages + layout_.record.pp}, layout_.wrap_s, step_s});
-    if (shared_.plain_s.empty()) shared_.own.before_s = before_s(&shared_.plain_s);
-  }
-
-  // Passes depend on exchanges from ZeRO stage 2 on.
-  StepPlayer::Played play() {
-    if (layout_.record.zero >= 2) return step_.play(partition_);
-    if (const double* step_s = known_step_s()) return {*step_s, longest_tail_s()};
-    const StepPlayer::Played played = step_.play(partition_);
-    add_step(played.step_s);
-    return played;
-  }
-
-  double step_without_exchanges_s() {
-    if (const double* step_s = known_step_s()) return *step_s;
-    add_step(step_.play_free(partition_, times_, 0, false).step_s);
-    return shared_.sent.back().step_s;
-  }
-
-  // The longest work after the last pass, see StepPlayer::take_passes.
-  double longest_tail_s() const {
-    double longest_s = 0.0;
-    const int chunks = layout_.record.vpp;
-    for (int k = 0; k < layout_.record.pp; ++k) {
-      double sync_s = 0.0;
-      double step_s = 0.0;
-      for_chunks(k, [&](int, int i, int j) {
-        sync_s += on_.sums.sync_s(i, j);
-        step_s += on_.sums.step_s(i, j);
-      });
-      longest_s = std::max(
-          longest_s, tail_after(sync_s, shared_.plain_s[at(k)] / chunks, costs_.bucket_s, step_s,
-                                shared_.own.before_s[at(k)], space_.training.contention));
-    }
-    return longest_s;
-  }
-
-  // Of the last simulated step, by stage: the backward passes of the stages before it; and in
-  // `plain_s`, if given, its own.
-  std::vector<double> before_s(std::vector<double>* plain_s) const {
-    std::vector<double> found;
-    double before_s = 0.0;
-    for (int k = 0; k < layout_.record.pp; ++k) {
-      found.push_back(before_s / layout_.record.vpp);
-      double own_s = 0.0;
-      for_chunks(k, [&](int, int i, int j) { own_s += step_.passes().plain_s(i, j); });
-      if (!bidirectional(layout_.record)) before_s += own_s;
-      if (plain_s != nullptr) plain_s->push_back(own_s);
-    }
-    return found;
-  }
-
-  // Simulates the levels of the shared step. Call after the step without exchanges is simulated.
-  void play_levels(std::span<const KindTimes> free) {
-    const double* last = times_.forward_s;
-    const auto play = [&](std::size_t part, const KindTimes& times, std::size_t level) {
-      const double step_s = step_.play_free(partition_, times, level, true).step_s;
-      shared_.levels.push_back({part, step_s, before_s(nullptr)});
-      last = times.forward_s;
-    };
-    shared_.levels.clear();
-    if (layout_.record.pp > 1) play(0, times_, 0);
-    for (std::size_t n = 0; n < kFreeLevels; ++n) {
-      if (free[n].forward_s != last) play(n + 1, free[n], n + 1);
-    }
-    find_work();
-    shared_.played = true;
-  }
-
-  // The longest work after the last pass of each level if exchanges cost nothing.
-  void find_tails() {
-    std::vector<double>& tails_s = shared_.sizes.tails_s;
-    if (!tails_s.empty()) return;
-    tails_s.assign(shared_.levels.size() + 1, 0.0);
-    for (int k = 0; k < layout_.record.pp; ++k) {
-      double step_s = 0.0;
-      for_chunks(k, [&](int, int i, int j) { step_s += on_.sums.own_step_s(i, j); });
-      for (std::size_t n = 0; n < tails_s.size(); ++n) {
-        const SharedStep::Level& level = n == 0 ? shared_.own : shared_.levels[n - 1];
-        tails_s[n] = std::max(tails_s[n], step_s - level.before_s[at(k)]);
-      }
-    }
-  }
-
-  // A difference of times that is zero but for rounding is zero, so that no part is negative.
-  static double without_rounding(double part_s, double whole_s) noexcept {
-    return part_s < 0.0 && part_s > -1e-12 * whole_s ? 0.0 : part_s;
-  }
-
-  // The work of the stages in the last simulated step.
-  void find_work() {
-    const PassSums& sums = step_.passes();
-    const int count = layout_.record.pp;
-    double mean = 0.0;
-    double again = 0.0;
-    double most = 0.0;
-    for (int k = 0; k < count; ++k) {
-      const StageRecompute recompute = StageRecompute::of(partition_.variants[at(k)]);
-      double load = 0.0;
-      for_chunks(k, [&](int, int i, int j) {
-        load += sums.forward_s(i, j) + sums.backward_s(recompute, i, j);
-        again += std::max(0.0, sums.backward_s(recompute, i, j) - sums.plain_s(i, j)) / count;
-      });
-      mean += load / count;
-      most = std::max(most, load);
-    }
-    shared_.mean_s = mean;
-    shared_.again_s = again;
-    shared_.most_s = most;
-  }
-
-  // A step in which only the devices' own work takes time.
-  void divide(const StepPlayer::Played& played, PlanParts* parts) const {
-    const double m = rounds_of(layout_.record);
-    parts->compute_s = m * (shared_.mean_s - shared_.again_s);
-    parts->recompute_s = m * shared_.again_s;
-    parts->imbalance_s = without_rounding(m * (shared_.most_s - shared_.mean_s), played.step_s);
-    parts->bubble_s = without_rounding(played.step_s - m * shared_.most_s, played.step_s);
-    parts->optimizer_s = played.tail_s;
-  }
-
-  // Sums over all layers, stage by stage.
-  void add_layers() {
-    for (int k = 0; k < layout_.record.pp; ++k) {
-      const StageRecompute recompute = StageRecompute::of(partition_.variants[at(k)]);
-      for_chunks(k, [&](int, int i, int j) {
-        const int border = on_.sums.border_of(recompute, i, j);
-        for (int layer = i; layer < j; ++layer) {
-          const std::size_t variant =
-              at(layer < border ? recompute.more : recompute.rest) * at(space_.kinds);
-          const std::size_t timed = at(space_.order[at(layer)]);
-          shared_.passes_j += times_.forward_j[timed] + times_.backward_j[variant + timed];
-          shared_.kinds.push_back(kind_at(layer));
-          const LayerKindRecord& size = space_.size_of(layout_.record.strategy, kind_at(layer));
-          shared_.parameters.parameters += size.parameters;
-          shared_.parameters.frozen_parameters += size.frozen_parameters;
-          shared_.parameters.packed_parameters += size.packed_parameters;
-          shared_.parameters.packed_bytes += size.packed_bytes;
-        }
-      });
-    }
-    shared_.summed = true;
-  }
-
-  // Energy of operators on the chip and static power, the optimiser's HBM traffic, and the bytes
-  // that devices send one another, counted as a ring sends them; at most what the chips' power
-  // limit supplies.
-  double energy(double time_s) {
-    const LayoutRecord& l = layout_.record;
-    const StrategyRecord& s = space_.strategies[at(l.strategy)];
-    const auto m = static_cast<double>(l.micro_batches);
-    const double inner = static_cast<double>(s.tp * s.cp) * static_cast<double>(l.dp);
-    const TrainingRecord& t = space_.training;
-    const LayerKindRecord& held = shared_.parameters;
-    const double share = (costs_.shards - 1.0) / costs_.shards;
-    const double trained = held.parameters - held.frozen_parameters;
-    const double gathered = l.zero == 3 ? held.parameters * mean_weight_bytes(held, t.gather_bytes)
-                                        : trained * t.gather_bytes;
-    const double gradients = trained * t.gradient_bytes * share;
-    const double weights = gathered * share;
-    double synced = 2.0 * gradients;
-    if (l.zero == 1) synced = gradients + weights;
-    if (l.zero >= 2) synced = m * gradients + (l.zero == 3 ? 2.0 * m : 1.0) * weights;
-    const double among = 2.0 * (costs_.copies - 1.0) / costs_.copies;  // groups that share state
-    synced += among * trained * t.gradient_bytes / costs_.shards;
-    const double hops = l.pp > 1 ? places_of(l) - 1 : 0.0;
-    const double sent = inner * m * (s.sent_bytes + 2.0 * hops * s.message_bytes) + inner * synced;
-    const double device_s = time_s * inner * l.pp;
-    const double drawn_j = inner * rounds_of(l) * shared_.passes_j +
-                           inner * shared_.sizes.moved_bytes * t.hbm_byte_j +
-                           sent * t.network_byte_j + times_.static_w * device_s;
-    return std::min(drawn_j, times_.limit_w * device_s);
-  }
-
-  const Impl& space_;
-  const PricedLayout& layout_;
-  const LayoutCosts& costs_;
-  const Partition& partition_;
-  const KindTimes& times_;
-  const LayoutOnChip& on_;
-  StepPlayer& step_;
-  SharedStep& shared_;
-  std::vector<StateBytes>& block_states_;
-};
+// Room for so many numbers; those that were there before have any value.
+void reserve(std::vector<double>* numbers, std::size_t count) {
+  if (numbers->size() < count) numbers->resize(count);
+}
 
 }  // namespace
 
-PlanEstimate estimate_plan(const PlanSpaceImpl& space, std::size_t layout,
-                           const Partition& partition, const KindTimes& times,
-                           std::span<const KindTimes> free, double usable_bytes,
-                           std::vector<StageEstimate>* stages, PlanSolver* solver,
-                           SharedSteps* shared) {
-  if (!solver->on().started(space, layout, times)) solver->start(space, layout, times);
-  Estimator estimator(space, layout, partition, times, solver, shared);
-  PlanEstimate found = estimator.run(usable_bytes, stages);
-  if (free.size() == kFreeLevels) found.parts = estimator.parts(found.time_s, free);
+std::span<const PlanEstimate> PlanEstimator::estimate(const Group& group, PipelinePlayer* player,
+                                                      std::vector<StageEstimate>* stages) {
+  start(group);
+  list_variants();
+  list_rows();
+  list_levels(group.free);
+  fill_columns();
+  sum_columns();
+  add_stages();
+  find_loads();
+  simulate(player);
+  find_before();
+  sum_bytes();
+  find_stage_bytes();
+  sum_states();
+  find_totals();
+  find_moved();
+  if (stages != nullptr) stages->clear();
+  for (Sizes& own : sizes_) find_sizes(&own, &own == sizes_.data() ? stages : nullptr);
+  if (!group.free.empty()) {
+    find_tails();
+    find_work();
+  }
+  found_.resize(rows_.size());
+  for (std::size_t r = 0; r < rows_.size(); ++r) {
+    const Row& row = rows_[r];
+    PlanEstimate& found = found_[r];
+    found = sizes_[row.sizes].fullest;
+    found.max_load_s = max_load_s_[row.step];
+    found.time_s = step_s_[row.step] + longest_tail_s(row) + row.layout->exchange_s;
+    found.energy_j = energy_j(row, found.time_s);
+    const bool over = found.memory_bytes > group.usable_bytes * kFits;
+    found.status = static_cast<std::int32_t>(over ? PlanStatus::kOverMemory : PlanStatus::kOk);
+    if (!group.free.empty()) found.parts = parts(row, found.time_s);
+  }
+  return found_;
+}
+
+void PlanEstimator::start(const Group& group) {
+  on_ = &group.on;
+  space_ = group.on.space;
+  layouts_ = group.layouts;
+  partition_ = &group.partition;
+  times_ = group.times;
+  stages_ = shape().pp;
+  chunks_ = shape().vpp;
+  split_ = schedule_of(shape()) >= PipelineSchedule::kZeroBubbleH1;
+  columns_ = 0;
+  steps_.clear();
+  levels_.clear();
+}
+
+// ---- columns ----
+
+void PlanEstimator::list_variants() {
+  variants_.clear();
+  positions_.assign(partition_->cuts.begin(), partition_->cuts.end());
+  std::int32_t last = -1;
+  const auto use = [&](std::int32_t v) {
+    if (std::find(variants_.begin(), variants_.end(), v) != variants_.end()) return;
+    variant_at_[at(v)] = variants_.size();
+    variants_.push_back(v);
+  };
+  for (int k = 0; k < stages_; ++k) {
+    const std::int32_t code = partition_->variants[at(k)];
+    const StageRecompute recompute = StageRecompute::of(code);
+    if (code != last) {
+      use(recompute.rest);
+      if (recompute.count > 0) use(recompute.more);
+      last = code;
+    }
+    if (recompute.count == 0) continue;
+    for_chunks(k, [&](int, int i, int j) { positions_.push_back(border_of(recompute, i, j)); });
+  }
+  std::sort(positions_.begin(), positions_.end());
+  positions_.erase(std::unique(positions_.begin(), positions_.end()), positions_.end());
+  position_at_.resize(at(space_->layers) + 1);
+  for (std::size_t k = 0; k < positions_.size(); ++k) position_at_[at(positions_[k])] = k;
+}
+
+PlanEstimator::Passes PlanEstimator::add_passes() {
+  const Passes own{columns_, columns_ + 1, columns_ + 2, columns_ + (split_ ? 3U : 2U)};
+  columns_ = own.backward + variants_.size();
+  return own;
+}
+
+std::size_t PlanEstimator::add_step(const Passes& passes, const PricedLayout* layout) {
+  steps_.push_back({passes, layout});
+  return steps_.size() - 1;
+}
+
+// The plans, and the steps of plans that differ in their passes or messages.
+void PlanEstimator::list_rows() {
+  rows_.clear();
+  sizes_.clear();
+  plain_ = add_passes();
+  for (const std::size_t number : layouts_) {
+    const PricedLayout& layout = space_->layouts[number];
+    const LayoutCosts& costs = space_->layout_costs[at(layout.costs)];
+    Row row{&layout, &costs, 0, 0, 0, columns_, columns_ + 1};
+    columns_ += 2;
+    const LayoutRecord& l = layout.record;
+    const std::array<std::int64_t, 3> of{l.dp, sharing_replicas(l), l.zero};
+    const auto same =
+        std::find_if(sizes_.begin(), sizes_.end(), [&](const Sizes& own) { return own.of == of; });
+    row.sizes = static_cast<std::size_t>(same - sizes_.begin());
+    if (same == sizes_.end()) sizes_.push_back({of, &layout, columns_++, {}, 0.0});
+    const auto same_messages = [&](const Row& other) {
+      return other.layout->wrap_s == layout.wrap_s &&
+             (other.costs == &costs ||
+              std::equal(costs.message_s.begin(), costs.message_s.begin() + stages_,
+                         other.costs->message_s.begin()));
+    };
+    const auto like = std::find_if(rows_.begin(), rows_.end(), same_messages);
+    row.plain_step = like != rows_.end() ? like->plain_step : add_step(plain_, &layout);
+    row.step = row.plain_step;
+    if (l.zero >= 2) {  // passes overlap exchanges
+      row.step = add_step(add_passes(), &layout);
+    }
+    rows_.push_back(row);
+  }
+  row_steps_ = steps_.size();
+}
+
+void PlanEstimator::list_levels(std::span<const KindTimes> free) {
+  if (free.empty()) return;
+  const auto variants = at(space_->strategies[at(shape().strategy)].variants);
+  const KindTimes* last = &times_;
+  std::size_t step = rows_[0].plain_step;
+  if (stages_ > 1) {
+    step = add_step(plain_, nullptr);
+    levels_.push_back({0, last, step});
+  }
+  for (std::size_t n = 0; n < kFreeLevels; ++n) {
+    const KindTimes& own = free[n];
+    if (own.forward_s == last->forward_s) continue;
+    // Where these costs are zero already, the step is the one before.
+    if (!same_times(own, *last, at(space_->kinds), variants))
+      step = add_step(add_passes(), nullptr);
+    last = &own;
+    levels_.push_back({n + 1, last, step});
+  }
+}
+
+// Weights are prefetched while the previous layer runs; sharded gradients are exchanged with every
+// micro-batch.
+void PlanEstimator::fill_passes(const Passes& passes, const KindTimes& times, const Row* row) {
+  const auto kinds = at(space_->kinds);
+  const double contention = space_->training.contention;
+  const int zero = row == nullptr ? 0 : row->layout->record.zero;
+  for (std::size_t k = 0; k <= kinds; ++k) {
+    const std::size_t timed = k < kinds ? k : at(space_->order.back());
+    const std::size_t kind = k < kinds ? k : at(space_->kind_at(space_->layers - 1, stages_));
+    double* const own = &by_kind_[k * columns_];
+    own[passes.forward] = times.forward_s[timed];
+    own[passes.plain] = times.plain_s[timed];
+    if (split_) own[passes.weight_grad] = times.weight_grad_s[timed];
+    for (std::size_t u = 0; u < variants_.size(); ++u) {
+      own[passes.backward + u] = times.backward_s[at(variants_[u]) * kinds + timed];
+    }
+    if (zero < 2) continue;
+    const auto overlap = [&](std::size_t column, double exchange_s) {
+      own[column] = overlapped_s(own[column], exchange_s, contention);
+    };
+    if (zero >= 3) overlap(passes.forward, row->costs->fetch_s[kind]);
+    const double backward_s = row->costs->fetch_s[kind] + row->costs->each_s[kind];
+    overlap(passes.plain, backward_s);
+    for (std::size_t u = 0; u < variants_.size(); ++u) overlap(passes.backward + u, backward_s);
+  }
+}
+
+void PlanEstimator::fill_columns() {
+  const auto kinds = at(space_->kinds);
+  const std::size_t used = columns_;
+  columns_ = (columns_ + kBlock - 1) / kBlock * kBlock;
+  reserve(&by_kind_, (kinds + 1) * columns_);
+  for (std::size_t k = 0; k <= kinds; ++k) {
+    std::fill_n(&by_kind_[k * columns_ + used], columns_ - used, 0.0);
+  }
+  fill_passes(plain_, times_, nullptr);
+  for (const Level& level : levels_) {
+    const Step& step = steps_[level.step];
+    if (step.passes.forward != plain_.forward) fill_passes(step.passes, *level.times, nullptr);
+  }
+  const auto optimizer_s = [&](const LayoutCosts& costs, std::size_t timed, std::size_t kind) {
+    double own_s = costs.step_bytes[kind] / times_.hbm_bytes_per_s;
+    if (times_.step_s != nullptr) own_s += times_.step_s[timed] * costs.step_share[kind];
+    return own_s;
+  };
+  for (const Row& row : rows_) {
+    if (row.step != row.plain_step) fill_passes(steps_[row.step].passes, times_, &row);
+    for (std::size_t k = 0; k <= kinds; ++k) {
+      const std::size_t timed = k < kinds ? k : at(space_->order.back());
+      const std::size_t kind = k < kinds ? k : at(space_->kind_at(space_->layers - 1, stages_));
+      double* const own = &by_kind_[k * columns_];
+      const double own_s = optimizer_s(*row.costs, timed, kind);
+      own[row.sync] = row.costs->sync_s[kind];
+      own[row.after] = own_s + row.costs->shared_s[kind];
+      own[sizes_[row.sizes].own_step] = own_s;
+    }
+  }
+}
+
+// Adds layer after layer, so that every sum is rounded as if it was computed alone.
+void PlanEstimator::sum_columns() {
+  using Block = Lanes<kBlock>;
+  const int last = space_->layers - 1;
+  reserve(&sums_, positions_.size() * columns_);
+  for (std::size_t first = 0; first < columns_; first += kBlock) {
+    Block sum = Block::all(0.0);
+    int n = 0;
+    for (std::size_t p = 0; p < positions_.size(); ++p) {
+      while (n < positions_[p]) {
+        const bool alike = n < last;
+        const int until =
+            alike ? std::min({positions_[p], space_->same_kind_until[at(n)], last}) : n + 1;
+        const int kind = alike ? space_->order[at(n)] : space_->kinds;
+        const Block own = Block::load(&by_kind_[at(kind) * columns_ + first]);
+        for (; n < until; ++n) sum = sum + own;
+      }
+      sum.store(&sums_[p * columns_ + first]);
+    }
+  }
+}
+
+// The sums of each chunk, and of each stage.
+void PlanEstimator::add_stages() {
+  reserve(&of_chunk_, at(stages_) * at(chunks_) * columns_);
+  if (chunks_ > 1) of_stage_.assign(at(stages_) * columns_, 0.0);
+  for (int k = 0; k < stages_; ++k) {
+    for_chunks(k, [&](int c, int i, int j) {
+      double* const own = &of_chunk_[(at(k) * at(chunks_) + at(c)) * columns_];
+      const double* const from = &sums_[position_at_[at(i)] * columns_];
+      const double* const to = &sums_[position_at_[at(j)] * columns_];
+      for (std::size_t q = 0; q < columns_; ++q) own[q] = to[q] - from[q];
+      if (chunks_ == 1) return;
+      double* const stage = &of_stage_[at(k) * columns_];
+      for (std::size_t q = 0; q < columns_; ++q) stage[q] += own[q];
+    });
+  }
+  if (chunks_ == 1) of_stage_.swap(of_chunk_);
+}
+
+double PlanEstimator::backward_s(std::size_t column, int stage, int chunk) const noexcept {
+  const StageRecompute r = StageRecompute::of(partition_->variants[at(stage)]);
+  const std::size_t rest = column + variant_at_[at(r.rest)];
+  if (r.count == 0) return chunk_sums(stage, chunk)[rest];
+  const std::size_t place = place_of(stage, chunk);
+  const int i = partition_->cuts[place];
+  const int j = partition_->cuts[place + 1];
+  const auto sum = [&](std::size_t of, int position) {
+    return sums_[position_at_[at(position)] * columns_ + of];
+  };
+  const std::size_t more = column + variant_at_[at(r.more)];
+  const int border = border_of(r, i, j);
+  return (sum(more, border) - sum(more, i)) + (sum(rest, j) - sum(rest, border));
+}
+
+// ---- steps ----
+
+// The passes of all steps, and the longest load of each.
+void PlanEstimator::find_loads() {
+  const std::size_t steps = steps_.size();
+  width_ = steps == 1 ? 1 : (steps + kSteps - 1) / kSteps * kSteps;
+  const std::size_t cells = at(stages_) * at(chunks_) * width_;
+  forward_s_.resize(cells);
+  backward_s_.resize(cells);
+  weight_grad_s_.resize(split_ ? cells : 0);
+  reserve(&loads_s_, at(stages_) * width_);
+  max_load_s_.assign(width_, 0.0);
+  for (int k = 0; k < stages_; ++k) {
+    double* const load_s = &loads_s_[at(k) * width_];
+    std::fill_n(load_s, width_, 0.0);
+    for_chunks(k, [&](int c, int i, int j) { find_passes(k, c, i, j, load_s); });
+    for (std::size_t s = 0; s < width_; ++s) max_load_s_[s] = std::max(max_load_s_[s], load_s[s]);
+  }
+}
+
+// The passes of layers i..j, a chunk of a stage, in all steps, and what they add to its load. The
+// last steps, which only fill up the number, are the first again.
+void PlanEstimator::find_passes(int stage, int chunk, int i, int j, double* load_s) {
+  const std::size_t own = at(stage) * at(chunks_) + at(chunk);
+  const double* const sums = chunk_sums(stage, chunk);
+  const double enters = space_->enters(i, j);
+  const double leaves = space_->leaves(i, j);
+  const double share = rounds_of(shape()) / static_cast<double>(shape().micro_batches);
+  const StageRecompute r = StageRecompute::of(partition_->variants[at(stage)]);
+  const std::size_t rest = variant_at_[at(r.rest)];
+  for (std::size_t s = 0; s < width_; ++s) {
+    const Step& step = steps_[s < steps_.size() ? s : 0];
+    const double forward_s = sums[step.passes.forward];
+    const double back_s = r.count == 0 ? sums[step.passes.backward + rest]
+                                       : backward_s(step.passes.backward, stage, chunk);
+    const bool sends = step.layout != nullptr;
+    const double enter_s = sends ? enters * on_->enter_s(*step.layout, own) : 0.0;
+    const double leave_s = sends ? leaves * on_->leave_s(*step.layout, own) : 0.0;
+    const std::size_t cell = own * width_ + s;
+    forward_s_[cell] = forward_s + enter_s;
+    backward_s_[cell] = back_s + leave_s;
+    if (split_) weight_grad_s_[cell] = std::min(backward_s_[cell], sums[step.passes.weight_grad]);
+    load_s[s] += share * (enter_s + leave_s + forward_s + back_s);
+  }
+}
+
+void PlanEstimator::simulate(PipelinePlayer* player) {
+  step_s_.assign(width_, 0.0);
+  if (stages_ > 1) {
+    player->steps_s(
+        schedule_of(shape()),
+        {stages_, chunks_, shape().micro_batches, forward_s_, backward_s_, weight_grad_s_, 1.0},
+        step_s_);
+    return;
+  }
+  for (std::size_t s = 0; s < width_; ++s) {
+    double forward_s = 0.0;
+    double back_s = 0.0;
+    for (std::size_t c = 0; c < at(chunks_); ++c) {
+      forward_s += forward_s_[c * width_ + s];
+      back_s += backward_s_[c * width_ + s];
+    }
+    step_s_[s] = static_cast<double>(shape().micro_batches) * (forward_s + back_s);
+  }
+}
+
+// The longest work after the last pass, see StepPlayer::take_passes.
+double PlanEstimator::longest_tail_s(const Row& row) const {
+  const bool one_way = !bidirectional(shape());
+  const double contention = space_->training.contention;
+  const std::size_t plain = steps_[row.step].passes.plain;
+  const auto of_one = [&](double all_s) { return chunks_ == 1 ? all_s : all_s / chunks_; };
+  double longest_s = 0.0;
+  double before_s = 0.0;
+  for (int k = 0; k < stages_; ++k) {
+    const double* const own = &of_stage_[at(k) * columns_];
+    longest_s =
+        std::max(longest_s, tail_after(own[row.sync], of_one(own[plain]), row.costs->bucket_s,
+                                       own[row.after], of_one(before_s), contention));
+    if (one_way) before_s += own[plain];
+  }
+  return longest_s;
+}
+
+// Of the steps without exchanges, by stage: the backward passes of the stages before it. The first
+// are those with messages; then follow the levels.
+void PlanEstimator::find_before() {
+  const bool one_way = !bidirectional(shape());
+  const std::size_t count = levels_.size() + 1;
+  reserve(&before_s_, at(stages_) * count);
+  for (std::size_t n = 0; n < count; ++n) {
+    const std::size_t plain = n == 0 ? plain_.plain : steps_[levels_[n - 1].step].passes.plain;
+    double before_s = 0.0;
+    for (int k = 0; k < stages_; ++k) {
+      before_s_[at(k) * count + n] = chunks_ == 1 ? before_s : before_s / chunks_;
+      if (one_way) before_s += of_stage_[at(k) * columns_ + plain];
+    }
+  }
+}
+
+// The longest work after the last pass at each level if exchanges cost nothing.
+void PlanEstimator::find_tails() {
+  const std::size_t count = levels_.size() + 1;
+  tails_s_.assign(sizes_.size() * count, 0.0);
+  for (std::size_t s = 0; s < sizes_.size(); ++s) {
+    double* const tails_s = &tails_s_[s * count];
+    for (std::size_t k = 0; k < at(stages_); ++k) {
+      const double own_s = of_stage_[k * columns_ + sizes_[s].own_step];
+      const double* const before_s = &before_s_[k * count];
+      for (std::size_t n = 0; n < count; ++n) {
+        tails_s[n] = std::max(tails_s[n], own_s - before_s[n]);
+      }
+    }
+  }
+}
+
+// The work of the stages in the last level.
+void PlanEstimator::find_work() {
+  const Passes& passes = levels_.empty() ? plain_ : steps_[levels_.back().step].passes;
+  mean_s_ = again_s_ = most_s_ = 0.0;
+  for (int k = 0; k < stages_; ++k) {
+    double load_s = 0.0;
+    for (int c = 0; c < chunks_; ++c) {
+      const double* const own = chunk_sums(k, c);
+      const double back_s = backward_s(passes.backward, k, c);
+      load_s += own[passes.forward] + back_s;
+      again_s_ += std::max(0.0, back_s - own[passes.plain]) / stages_;
+    }
+    mean_s_ += load_s / stages_;
+    most_s_ = std::max(most_s_, load_s);
+  }
+}
+
+// The parts of the step: the cost of each kind of communication, and of the host, is the decrease
+// of the step time when it becomes free as well. The rest is a step in which only the devices' own
+// work takes time.
+PlanParts PlanEstimator::parts(const Row& row, double time_s) const {
+  PlanParts found{};
+  const double* const tails_s = &tails_s_[row.sizes * (levels_.size() + 1)];
+  double before_s = time_s;
+  double step_s = step_s_[row.plain_step];
+  double tail_s = tails_s[0];
+  const auto exposed = [&] {
+    const double lost_s = without_rounding(before_s - (step_s + tail_s), time_s);
+    before_s = step_s + tail_s;
+    return lost_s;
+  };
+  found.data_comm_s = exposed();
+  double* const parts[kFreeLevels + 1] = {&found.pipeline_comm_s, &found.expert_comm_s,
+                                          &found.context_comm_s, &found.tensor_comm_s,
+                                          &found.host_s};
+  for (std::size_t n = 0; n < levels_.size(); ++n) {
+    step_s = step_s_[levels_[n].step];
+    tail_s = tails_s[n + 1];
+    *parts[levels_[n].part] = exposed();
+  }
+  const double m = rounds_of(shape());
+  found.compute_s = m * (mean_s_ - again_s_);
+  found.recompute_s = m * again_s_;
+  found.imbalance_s = without_rounding(m * (most_s_ - mean_s_), step_s);
+  found.bubble_s = without_rounding(step_s - m * most_s_, step_s);
+  found.optimizer_s = tail_s;
   return found;
+}
+
+// ---- bytes ----
+
+// Sums of activations over the layers of a strategy, in each of its variants.
+void PlanEstimator::sum_bytes() {
+  const int strategy = shape().strategy;
+  const std::array<const void*, 2> of{&space_->strategies[at(strategy)],
+                                      stages_ > 1 ? space_ : nullptr};
+  if (of == bytes_of_) return;
+  bytes_of_ = of;
+  const auto width = at(space_->layers) + 1;
+  const auto variants = at(space_->strategies[at(strategy)].variants);
+  once_.assign(width, 0.0);
+  stash_.assign(variants * width, 0.0);
+  for (int i = 0; i < space_->layers; ++i) {
+    const LayerKindRecord& size = space_->size_of(strategy, space_->kind_at(i, stages_));
+    once_[at(i) + 1] = once_[at(i)] + size.once_bytes;
+    for (std::size_t v = 0; v < variants; ++v) {
+      double* const own = &stash_[v * width + at(i)];
+      own[1] = own[0] + size.stash_bytes[v];
+    }
+  }
+}
+
+void PlanEstimator::find_stage_bytes() {
+  stage_bytes_.clear();
+  kinds_in_.clear();
+  for (int k = 0; k < stages_; ++k) stage_bytes_.push_back(stage_bytes(k));
+}
+
+PlanEstimator::StageBytes PlanEstimator::stage_bytes(int stage) {
+  const LayoutRecord& l = shape();
+  const StageRecompute r = StageRecompute::of(partition_->variants[at(stage)]);
+  StageBytes own{r, 0.0, 0.0, 0.0, 0.0, 0.0, 0, kinds_in_.size(), 0, 0};
+  own.in_flight = micro_batches_in_flight(schedule_of(l), l.pp, stage, l.micro_batches, l.vpp);
+  const auto stash = [&](int v, int i, int j) {
+    const double* const sums = &stash_[at(v) * once_.size()];
+    return sums[j] - sums[i];
+  };
+  const auto both = [&](int i, int border, int j) {
+    return stash(r.more, i, border) + stash(r.rest, border, j);
+  };
+  const int blocks_end = std::min(space_->last_block, space_->layers - (l.pp > 1));
+  by_chunk_.clear();
+  std::size_t lowest = at(space_->layers);
+  for_chunks(stage, [&](int c, int i, int j) {
+    const int border = border_of(r, i, j);
+    for (int n = i, until = i; n < j; n = until) {
+      const bool last = n == space_->layers - 1;
+      const int kind = space_->kind_at(n, l.pp);
+      until = last ? j : std::min({j, space_->same_kind_until[at(n)], space_->layers - 1});
+      if (kinds_in_.size() == own.kinds_at || kinds_in_.back() != kind) kinds_in_.push_back(kind);
+      const double* const live = space_->size_of(l.strategy, kind).live_bytes;
+      if (n < border) own.live = std::max(own.live, live[r.more]);
+      if (until > border) own.live = std::max(own.live, live[r.rest]);
+    }
+    own.once += once_[at(j)] - once_[at(i)];
+    by_chunk_.push_back(both(i, border, j));
+    const bool alike = space_->equal_blocks && i >= space_->first_block && j <= blocks_end;
+    own.blocks = alike && own.blocks >= 0 ? own.blocks + (j - i) : -1;
+    if (place_of(stage, c) >= lowest) return;
+    lowest = place_of(stage, c);
+    const int first = std::min(std::max(i, space_->first_block) + 1, j);
+    own.first_stash = both(i, std::min(border, first), first);
+  });
+  own.stash = on_->stash_bytes(by_chunk_, stage, own.in_flight);
+  own.kinds = kinds_in_.size() - own.kinds_at;
+  return own;
+}
+
+// Weights, gradients and optimiser state of every stage: the sums over its layers in order, of all
+// `sizes_` together. Most stages have equal blocks alone, whose sums are computed once.
+void PlanEstimator::sum_states() {
+  const auto kinds = at(space_->kinds);
+  state_width_ = (3 * sizes_.size() + kSteps - 1) / kSteps * kSteps;
+  reserve(&state_by_kind_, (kinds + 1) * state_width_);
+  for (std::size_t k = 0; k <= kinds; ++k) {
+    double* own = &state_by_kind_[k * state_width_];
+    for (const Sizes& sizes : sizes_) {
+      const StateBytes& state = space_->layout_costs[at(sizes.layout->costs)].states[k];
+      for (const double bytes : {state.weights, state.gradients, state.optimizer}) *own++ = bytes;
+    }
+    std::fill(own, &state_by_kind_[k * state_width_] + state_width_, 0.0);
+  }
+  reserve(&states_, at(stages_) * state_width_);
+  const StageBytes* last = nullptr;
+  for (int k = 0; k < stages_; ++k) {
+    StageBytes& own = stage_bytes_[at(k)];
+    own.state_at = at(k) * state_width_;
+    if (last != nullptr && last->blocks >= 0 && last->blocks == own.blocks) {
+      own.state_at = last->state_at;
+    } else {
+      for (std::size_t first = 0; first < state_width_; first += kSteps) sum_state(k, first);
+    }
+    last = &own;
+  }
+}
+
+void PlanEstimator::sum_state(int stage, std::size_t first) {
+  Lanes<kSteps> sum = Lanes<kSteps>::all(0.0);
+  for_chunks(stage, [&](int, int i, int j) {
+    for (int n = i; n < j; ++n) {
+      const std::size_t kind = at(space_->kind_at(n, stages_));
+      sum = sum + Lanes<kSteps>::load(&state_by_kind_[kind * state_width_ + first]);
+    }
+  });
+  sum.store(&states_[at(stage) * state_width_ + first]);
+}
+
+// Of several chunks, the first chunk of the model is the last to run backward.
+LateGradients PlanEstimator::late_gradients(int stage) const {
+  LateGradients found{0.0, 0.0, 0.0, stage_bytes_[at(stage)].first_stash};
+  if (late_.empty()) return found;
+  std::size_t lowest = at(space_->layers);
+  for_chunks(stage, [&](int c, int i, int j) {
+    const auto part = [&](int from, int to) { return late_[at(to)] - late_[at(from)]; };
+    found.all += part(i, j);
+    found.last += part(std::min(std::max(i, space_->last_block), j), j);
+    if (place_of(stage, c) >= lowest) return;
+    lowest = place_of(stage, c);
+    found.first = part(i, std::min(std::max(i, space_->first_block) + 1, j));
+  });
+  return found;
+}
+
+// Finds the fullest stage.
+void PlanEstimator::find_sizes(Sizes* sizes, std::vector<StageEstimate>* stages) {
+  const PricedLayout& layout = *sizes->layout;
+  const LayoutCosts& costs = space_->layout_costs[at(layout.costs)];
+  const TrainingRecord& t = space_->training;
+  const auto m = static_cast<double>(shape().micro_batches);
+  const double buffer_bytes = space_->buffer_bytes(layout);
+  const bool layer_peaks = space_->size_of(shape().strategy, 0).layer_peaks != 0;
+  late_.clear();
+  if (t.late_gradients != 0) {
+    late_.push_back(0.0);
+    for (int n = 0; n < space_->layers; ++n) {
+      late_.push_back(late_.back() + costs.late_bytes[at(space_->kind_at(n, stages_))]);
+    }
+  }
+  for (int k = 0; k < stages_; ++k) {
+    const StageBytes& own = stage_bytes_[at(k)];
+    double gather = 0.0;
+    for (std::size_t q = 0; q < own.kinds; ++q) {
+      gather = std::max(gather, costs.gather_bytes[at(kinds_in_[own.kinds_at + q])]);
+    }
+    MovingBytes moving{own.stash, own.live, own.once, buffer_bytes + gather};
+    if (chunks_ == 1 && layer_peaks) {
+      const int i = partition_->cuts[at(k)];
+      const int j = partition_->cuts[at(k) + 1];
+      const bool late = !(m > own.in_flight);
+      find_layer_peak(*space_, layout.record, costs, own.recompute,
+                      {i, border_of(own.recompute, i, j), j}, late, &moving);
+    }
+    const PeakBytes peak =
+        peak_bytes(moving, late_gradients(k), own.in_flight, m, (1.0 + t.fragmentation) - 1.0);
+    const double* const state =
+        &states_[own.state_at + 3 * static_cast<std::size_t>(sizes - sizes_.data())];
+    const MemoryTerms memory{state[0],       state[1] + peak.gradients,
+                             state[2],       peak.activations,
+                             peak.live,      peak.once,
+                             moving.buffers, peak.lost};
+    const auto instant = static_cast<std::int32_t>(peak.instant);
+    const double bytes = total(memory);
+    if (bytes > sizes->fullest.memory_bytes) {
+      sizes->fullest.memory_bytes = bytes;
+      sizes->fullest.memory = memory;
+      sizes->fullest.fullest = k;
+      sizes->fullest.instant = instant;
+    }
+    if (stages == nullptr) continue;
+    stages->push_back({loads_s_[at(k) * width_ + rows_[0].step], memory, instant, 0});
+  }
+}
+
+// ---- joules ----
+
+// Sums over all layers, stage by stage: one rule for the joules of passes and for parameters. Plans
+// of one strategy with one chunk a stage in one variant have them in common.
+void PlanEstimator::find_totals() {
+  const LayoutRecord& l = shape();
+  const auto& codes = partition_->variants;
+  const bool alike = chunks_ == 1 && std::equal(codes.begin() + 1, codes.end(), codes.begin());
+  const int many = stages_ > 1 ? 2 : 1;
+  const std::int32_t variant = alike && codes[0] < kMaxVariants ? codes[0] : -1;
+  if (variant >= 0 && totals_.variant == variant && totals_.strategy == l.strategy &&
+      totals_.times == times_.forward_j && totals_.stages == many) {
+    return;
+  }
+  totals_ = {l.strategy, times_.forward_j, variant, many, 0.0, {}};
+  layer_kinds_.clear();
+  for (int k = 0; k < stages_; ++k) {
+    const StageRecompute r = StageRecompute::of(codes[at(k)]);
+    for_chunks(k, [&](int, int i, int j) {
+      const int border = border_of(r, i, j);
+      for (int n = i; n < j; ++n) {
+        const std::size_t v = at(n < border ? r.more : r.rest) * at(space_->kinds);
+        const std::size_t timed = at(space_->order[at(n)]);
+        totals_.passes_j += times_.forward_j[timed] + times_.backward_j[v + timed];
+        const int kind = space_->kind_at(n, stages_);
+        layer_kinds_.push_back(kind);
+        const LayerKindRecord& size = space_->size_of(l.strategy, kind);
+        totals_.parameters.parameters += size.parameters;
+        totals_.parameters.frozen_parameters += size.frozen_parameters;
+        totals_.parameters.packed_parameters += size.packed_parameters;
+        totals_.parameters.packed_bytes += size.packed_bytes;
+      }
+    });
+  }
+}
+
+// The bytes that the optimiser moves.
+void PlanEstimator::find_moved() {
+  const std::size_t width = (sizes_.size() + kSteps - 1) / kSteps * kSteps;
+  moved_.assign((at(space_->kinds) + 1) * width, 0.0);
+  for (std::size_t s = 0; s < sizes_.size(); ++s) {
+    const LayoutCosts& costs = space_->layout_costs[at(sizes_[s].layout->costs)];
+    for (std::size_t k = 0; k <= at(space_->kinds); ++k)
+      moved_[k * width + s] = costs.step_bytes[k];
+  }
+  for (std::size_t first = 0; first < width; first += kSteps) {
+    Lanes<kSteps> sum = Lanes<kSteps>::all(0.0);
+    for (const std::int32_t kind : layer_kinds_) {
+      sum = sum + Lanes<kSteps>::load(&moved_[at(kind) * width + first]);
+    }
+    double bytes[kSteps];
+    sum.store(bytes);
+    for (std::size_t s = first; s < std::min(first + kSteps, sizes_.size()); ++s) {
+      sizes_[s].moved_bytes = bytes[s - first];
+    }
+  }
+}
+
+// Energy of operators on the chip and static power, the optimiser's HBM traffic, and the bytes
+// that devices send one another, counted as a ring sends them; at most what the chips' power
+// limit supplies.
+double PlanEstimator::energy_j(const Row& row, double time_s) const {
+  const LayoutRecord& l = row.layout->record;
+  const LayoutCosts& costs = *row.costs;
+  const StrategyRecord& s = space_->strategies[at(l.strategy)];
+  const auto m = static_cast<double>(l.micro_batches);
+  const double inner = static_cast<double>(s.tp * s.cp) * static_cast<double>(l.dp);
+  const TrainingRecord& t = space_->training;
+  const LayerKindRecord& held = totals_.parameters;
+  const double share = (costs.shards - 1.0) / costs.shards;
+  const double trained = held.parameters - held.frozen_parameters;
+  const double gathered = l.zero == 3 ? held.parameters * mean_weight_bytes(held, t.gather_bytes)
+                                      : trained * t.gather_bytes;
+  const double gradients = trained * t.gradient_bytes * share;
+  const double weights = gathered * share;
+  double synced = 2.0 * gradients;
+  if (l.zero == 1) synced = gradients + weights;
+  if (l.zero >= 2) synced = m * gradients + (l.zero == 3 ? 2.0 * m : 1.0) * weights;
+  const double among = 2.0 * (costs.copies - 1.0) / costs.copies;  // groups that share state
+  synced += among * trained * t.gradient_bytes / costs.shards;
+  const double hops = l.pp > 1 ? places_of(l) - 1 : 0.0;
+  const double sent = inner * m * (s.sent_bytes + 2.0 * hops * s.message_bytes) + inner * synced;
+  const double device_s = time_s * inner * l.pp;
+  const double drawn_j = inner * rounds_of(l) * totals_.passes_j +
+                         inner * sizes_[row.sizes].moved_bytes * t.hbm_byte_j +
+                         sent * t.network_byte_j + times_.static_w * device_s;
+  return std::min(drawn_j, times_.limit_w * device_s);
 }
 
 }  // namespace phaze

@@ -29,20 +29,24 @@ double choices(int all, int some) noexcept {
 
 // ---- a layout on a chip ----
 
-void LayoutOnChip::start(const PlanSpaceImpl& of, std::size_t number, const KindTimes& times,
-                         PipelinePlayer* player) {
+void LayoutOnChip::lay(const PlanSpaceImpl& of, std::size_t number, PipelinePlayer* player) {
   space = &of;
   layout = &of.layouts[number];
   costs = &of.layout_costs[at(layout->costs)];
   stages = layout->record.pp;
   micro_batches = layout->record.micro_batches;
   zero_bubble = schedule() == PipelineSchedule::kZeroBubbleH1;
+  times_ = nullptr;
+  player_ = player;
+  held_.assign(at(stages), nullptr);
+  find_messages();
+}
+
+void LayoutOnChip::start(const PlanSpaceImpl& of, std::size_t number, const KindTimes& times,
+                         PipelinePlayer* player) {
+  lay(of, number, player);
   times_ = times.forward_s;
   sums.build(of, *layout, *costs, times);
-  find_messages();
-  const std::int64_t chunks = layout->record.vpp;
-  if (chunks == 1) return;
-  in_flight_ = &of.peaks_in_flight.of(schedule(), stages, chunks, micro_batches, player);
 }
 
 // Stages of messages, and where in the model the chunks lie, if the shape is another than before.
@@ -76,40 +80,47 @@ void LayoutOnChip::find_messages() {
   find_places();
   enter_each_.resize(places_.size());
   leave_each_.resize(places_.size());
-  const auto seconds = [&](std::int32_t at_stage) {  // entry 0 is zero
-    return at_stage == kWrap ? layout->wrap_s : costs->message_s[at(at_stage)];
-  };
   for (std::size_t own = 0; own < places_.size(); ++own) {
-    enter_each_[own] = seconds(enter_at_[own]);
-    leave_each_[own] = seconds(leave_at_[own]);
+    enter_each_[own] = enter_s(*layout, own);
+    leave_each_[own] = leave_s(*layout, own);
   }
 }
 
 double LayoutOnChip::stash_bytes(const Partition& partition, int stage,
                                  StageRecompute recompute) const {
-  const auto chunks = static_cast<std::size_t>(record().vpp);
+  own_bytes_.clear();
+  for (int c = 0; c < record().vpp; ++c) {
+    const std::size_t chunk = at(chain_of(stage, c));
+    own_bytes_.push_back(
+        sums.stash_bytes(recompute, partition.cuts[chunk], partition.cuts[chunk + 1]));
+  }
+  return stash_bytes(own_bytes_, stage, sums.in_flight(stage));
+}
+
+double LayoutOnChip::stash_bytes(std::span<const double> by_chunk, int stage,
+                                 double in_flight) const {
+  const std::size_t chunks = by_chunk.size();
   double sum = 0.0;
   double least = kInfinite;
   double most = 0.0;
-  own_bytes_.resize(chunks);
-  for (std::size_t c = 0; c < chunks; ++c) {
-    const std::size_t chunk = at(chain_of(stage, static_cast<int>(c)));
-    const double bytes =
-        sums.stash_bytes(recompute, partition.cuts[chunk], partition.cuts[chunk + 1]);
-    own_bytes_[c] = bytes;
+  for (const double bytes : by_chunk) {
     sum += bytes;
     least = std::min(least, bytes);
     most = std::max(most, bytes);
   }
   if (chunks == 1 || least == most || stages == 1) return sum;
-  const std::vector<double>& held = (*in_flight_)[at(stage)];
+  if (held_[at(stage)] == nullptr) {
+    held_[at(stage)] =
+        &space->peaks_in_flight.of(schedule(), stages, record().vpp, micro_batches, stage, player_);
+  }
+  const std::vector<double>& held = *held_[at(stage)];
   double peak = 0.0;
   for (std::size_t k = 0; k < held.size(); k += chunks) {
     double now = 0.0;
-    for (std::size_t c = 0; c < chunks; ++c) now += held[k + c] * own_bytes_[c];
+    for (std::size_t c = 0; c < chunks; ++c) now += held[k + c] * by_chunk[c];
     peak = std::max(peak, now);
   }
-  return std::max(sum, peak / sums.in_flight(stage));
+  return std::max(sum, peak / in_flight);
 }
 
 double LayoutOnChip::stage_bytes(const Partition& partition, int stage,
@@ -778,12 +789,15 @@ std::vector<std::int32_t> cuts_by_work(std::span<const double> work, int stages)
 bool AssignmentSearch::cut_by_work(Partition* partition) {
   const LayoutRecord& l = on_.record();
   if (l.pp == 1 || l.vpp > 1) return false;
+  bool divides = false;
+  for (int kind = 0; kind < on_.space->kinds; ++kind) {
+    divides = divides || on_.space->size_of(l.strategy, kind).stage_work > 0.0;
+  }
+  if (!divides) return false;
   work_of_.clear();
   for (const std::int32_t kind : on_.space->order) {
     work_of_.push_back(on_.space->size_of(l.strategy, kind).stage_work);
   }
-  const auto positive = [](double work) { return work > 0.0; };
-  if (std::none_of(work_of_.begin(), work_of_.end(), positive)) return false;
   partition->cuts = cuts_by_work(work_of_, l.pp);
   return true;
 }
@@ -1289,15 +1303,17 @@ PlacedPlan PlanSolver::best(const PlanSpaceImpl& space, std::size_t layout, cons
 
 PlanStatus PlanSolver::even(const PlanSpaceImpl& space, std::size_t layout, const KindTimes& times,
                             std::int32_t variant, double usable_bytes, Partition* partition) {
-  start(space, layout, times);
+  lay(space, layout);
   const PlanStatus status = assignments_.even(partition);
   if (status != PlanStatus::kOk) return status;
   if (variant < 0) {
+    start(space, layout, times);
     recompute_.choose(usable_bytes, partition);
     return PlanStatus::kOk;
   }
   const StageRecompute recompute = StageRecompute::of(variant);
-  if (std::max(recompute.rest, recompute.more) >= on_.sums.variants()) {
+  if (std::max(recompute.rest, recompute.more) >=
+      space.strategies[at(on_.record().strategy)].variants) {
     return PlanStatus::kBadStrategy;
   }
   partition->variants.assign(at(on_.stages), variant);

@@ -18,7 +18,6 @@
 #include "plan/pass_chains.hpp"
 #include "plan/plan_sums.hpp"
 #include "plan/schedule_cache.hpp"
-#include "plan/shared_steps.hpp"
 
 namespace phaze {
 
@@ -144,8 +143,10 @@ class RecomputeCache {
 // them. Points into the space, which must outlive it.
 class LayoutOnChip {
  public:
-  // start() computes the sums of a layout on a chip; started() is whether they are those of this
-  // layout and these times.
+  // lay() computes what does not depend on times: chunks, messages, activations in flight.
+  // start() also computes the sums of a layout on a chip; started() is whether they are those of
+  // this layout and these times.
+  void lay(const PlanSpaceImpl& of, std::size_t number, PipelinePlayer* player);
   void start(const PlanSpaceImpl& of, std::size_t number, const KindTimes& times,
              PipelinePlayer* player);
   bool started(const PlanSpaceImpl& of, std::size_t number, const KindTimes& times) const noexcept {
@@ -179,11 +180,21 @@ class LayoutOnChip {
     return space->leaves(i, j) * leave_each_[at(stage) * at(record().vpp) + at(chunk)];
   }
 
+  // Seconds of one message into and out of a chunk of a stage, for a layout of the same shape.
+  double enter_s(const PricedLayout& of, std::size_t chunk_of_stage) const noexcept {
+    return message_s(of, enter_at_[chunk_of_stage]);
+  }
+  double leave_s(const PricedLayout& of, std::size_t chunk_of_stage) const noexcept {
+    return message_s(of, leave_at_[chunk_of_stage]);
+  }
+
   // Peak bytes of a stage.
   double stage_bytes(const Partition& partition, int stage, StageRecompute recompute) const;
   // Peak activations of a stage, in units of one micro-batch of all its chunks: the number in
   // flight; more if chunks differ and the peak has more of the larger ones.
   double stash_bytes(const Partition& partition, int stage, StageRecompute recompute) const;
+  // The same, given those of each chunk and the micro-batches in flight.
+  double stash_bytes(std::span<const double> by_chunk, int stage, double in_flight) const;
   LateGradients late_gradients(const Partition& partition, int stage,
                                StageRecompute recompute) const;
 
@@ -200,14 +211,19 @@ class LayoutOnChip {
   using Shape = std::array<std::int32_t, 3>;  // schedule, stages, chunks
   void find_places();
   void find_messages();
+  double message_s(const PricedLayout& of, std::int32_t at_stage) const noexcept {
+    const LayoutCosts& own = space->layout_costs[at(of.costs)];
+    return at_stage == kWrap ? of.wrap_s : own.message_s[at(at_stage)];  // entry 0 is zero
+  }
 
   const double* times_ = nullptr;
   Shape shape_{-1, 0, 0};                          // of the next three
   std::vector<std::int32_t> places_;               // by stage and chunk, see chain_of
   std::vector<std::int32_t> enter_at_, leave_at_;  // the same: later stage of a message, or kWrap
   std::vector<double> enter_each_, leave_each_;    // the same: seconds of one message
-  const InFlightCache::Stages* in_flight_ = nullptr;  // of the layout, where it has several chunks
-  mutable std::vector<double> own_bytes_;             // scratch: by chunk of a stage
+  PipelinePlayer* player_ = nullptr;
+  mutable std::vector<const std::vector<double>*> held_;  // in flight, by stage, if needed before
+  mutable std::vector<double> own_bytes_;                 // scratch: by chunk of a stage
 };
 
 // Simulates the step of partitions of a started layout. The passes are those of the last simulated
@@ -544,6 +560,9 @@ class PlanSolver {
     on_.forget();
     step_.forget();
   }
+  void lay(const PlanSpaceImpl& space, std::size_t layout) {
+    on_.lay(space, layout, step_.player());
+  }
   void start(const PlanSpaceImpl& space, std::size_t layout, const KindTimes& times) {
     on_.start(space, layout, times, step_.player());
   }
@@ -583,14 +602,6 @@ std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const Ki
 std::vector<PlacedPlan> plan_front(const PlanSpaceImpl& space, std::span<const KindTimes> times,
                                    std::size_t memory_limit, double most_s, int threads,
                                    SettledLayouts* settled);
-
-// Estimate of a plan; `solver` and `shared` are scratch. `shared` saves time if the next plan has
-// the same strategy and times.
-PlanEstimate estimate_plan(const PlanSpaceImpl& space, std::size_t layout,
-                           const Partition& partition, const KindTimes& times,
-                           std::span<const KindTimes> free, double usable_bytes,
-                           std::vector<StageEstimate>* stages, PlanSolver* solver,
-                           SharedSteps* shared);
 
 // Safe to use from several threads: a solver is lent to one thread at a time. Data that a solver
 // caches saves time and changes no answer.

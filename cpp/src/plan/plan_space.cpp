@@ -21,6 +21,7 @@ bool good_kind(const LayerKindRecord& kind, int variants) noexcept {
               is_size(kind.frozen_parameters) && is_size(kind.frozen_experts) &&
               is_size(kind.packed_parameters) && is_size(kind.packed_bytes) &&
               is_size(kind.more_state_bytes) && is_size(kind.step_gather_bytes) &&
+              is_size(kind.host_state) && kind.host_state <= 1.0 && is_size(kind.slice_s) &&
               is_size(kind.stage_work) && kind.frozen_parameters <= kind.parameters &&
               kind.frozen_experts <= kind.expert_parameters &&
               kind.packed_parameters <= kind.frozen_parameters;
@@ -75,8 +76,9 @@ bool same_costs(const LayerKindRecord& a, const LayerKindRecord& b) noexcept {
          a.frozen_parameters == b.frozen_parameters && a.frozen_experts == b.frozen_experts &&
          a.packed_parameters == b.packed_parameters && a.packed_bytes == b.packed_bytes &&
          a.more_state_bytes == b.more_state_bytes && a.step_gather_bytes == b.step_gather_bytes &&
-         a.copy_bytes == b.copy_bytes && a.cast_bytes == b.cast_bytes &&
-         a.shape_bytes == b.shape_bytes && a.boundary == b.boundary;
+         a.host_state == b.host_state && a.copy_bytes == b.copy_bytes &&
+         a.cast_bytes == b.cast_bytes && a.shape_bytes == b.shape_bytes && a.slice_s == b.slice_s &&
+         a.boundary == b.boundary;
 }
 
 bool known_schedule(std::int32_t code) noexcept {
@@ -323,10 +325,19 @@ Status PlanSpaceImpl::add_layout_costs(const LayoutRecord& layout, int most_stag
   costs.bucket_s = collective_s(static_cast<int>(CollectiveOp::kAllReduce), training.bucket_bytes,
                                 s.cp, s.tp, layout.dp, apart, &status);
   for (int kind = 0; kind <= kinds; ++kind) add_kind(layout, kind, &costs, &status);
-  costs.message_s.assign(at(most_stages), 0.0);
-  for (int k = 1; k < most_stages; ++k) {
-    costs.message_s[at(k)] = message_s(layout, s.message_bytes, k - 1, k, &status);
+  // Layouts that differ in what replicas share have the same messages.
+  const MessageShape shape{
+      s.message_bytes, inner, layout.dp, layout.rank_order, layout.rank_order != 0 ? layout.pp : 0,
+      most_stages};
+  LastMessages& last = last_messages_[at(layout.rank_order)];
+  if (last.shape != shape) {
+    last.shape = shape;
+    last.message_s.assign(at(most_stages), 0.0);
+    for (int k = 1; k < most_stages; ++k) {
+      last.message_s[at(k)] = message_s(layout, s.message_bytes, k - 1, k, &status);
+    }
   }
+  costs.message_s = last.message_s;
   layout_costs.push_back(std::move(costs));
   return status;
 }
@@ -412,7 +423,11 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, LayoutCosts* 
       reduced_s + across(dense, sharing * s.cp) + across(experts, holders) + paired_s;
   costs->each_s[at(kind)] = zero >= 2 ? reduced_s : 0.0;
   costs->fetch_s[at(kind)] = zero >= 3 ? weights_s : 0.0;
-  double step_s = zero == 1 || zero == 2 ? weights_s : 0.0;
+  double step_s = 0.0;
+  if (zero == 1 || zero == 2) {
+    const std::int64_t slices = sharing * s.cp;
+    step_s = weights_s + (slices > 1 ? size.slice_s * static_cast<double>(slices) : 0.0);
+  }
   if (zero >= 3 && size.step_gather_bytes > 0.0) {
     step_s =
         seconds(CollectiveOp::kAllGather, size.step_gather_bytes / p.trained, p.trained, experts);

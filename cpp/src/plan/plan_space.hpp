@@ -257,7 +257,19 @@ class PlanSpaceImpl {
   double recomputed_blocks(const PricedLayout& layout, const StageCapacities& stage,
                            const BlockCapacity& capacity) const;
 
-  GroupPrices prices_;  // while the space is built
+  // While the space is built: prices, and the latest messages by rank order.
+  GroupPrices prices_;
+  struct MessageShape {
+    double bytes = -1.0;
+    std::int64_t inner, dp;
+    std::int32_t rank_order, pp, most_stages;
+    bool operator==(const MessageShape&) const = default;
+  };
+  struct LastMessages {
+    MessageShape shape{};
+    std::vector<double> message_s;
+  };
+  std::array<LastMessages, 2> last_messages_;
 };
 
 // The terms of bounds on a step; one micro-batch on one device.

@@ -208,20 +208,19 @@ double PlanSums::live_of(int v, int i, int j) const noexcept {
   return live;
 }
 
-void PlanSums::find_layer_peak(StageRecompute r, int i, int j, int stage,
-                               MovingBytes* moving) const noexcept {
-  const int strategy = layout_->record.strategy;
-  if (space_->size_of(strategy, 0).layer_peaks == 0 || i == j) return;
-  const int border = border_of(r, i, j);
-  const bool all = static_cast<double>(layout_->record.micro_batches) > in_flight_[at(stage)];
+void find_layer_peak(const PlanSpaceImpl& space, const LayoutRecord& layout,
+                     const LayoutCosts& costs, StageRecompute r, std::array<int, 3> i_border_j,
+                     bool late, MovingBytes* moving) noexcept {
+  const auto [i, border, j] = i_border_j;
+  if (space.size_of(layout.strategy, 0).layer_peaks == 0 || i == j) return;
   double freed = 0.0;
   double later = 0.0;
   double most = -kInfinite;
   for (int p = j - 1; p >= i; --p) {
-    const int kind = space_->kind_at(p, layout_->record.pp);
+    const int kind = space.kind_at(p, layout.pp);
     const int v = p < border ? r.more : r.rest;
-    const LayerKindRecord& size = space_->size_of(strategy, kind);
-    const double peak = size.live_bytes[v] - freed + (all ? 0.0 : later);
+    const LayerKindRecord& size = space.size_of(layout.strategy, kind);
+    const double peak = size.live_bytes[v] - freed + (late ? later : 0.0);
     if (peak > most) {
       most = peak;
       moving->live = size.live_bytes[v];
@@ -229,7 +228,7 @@ void PlanSums::find_layer_peak(StageRecompute r, int i, int j, int stage,
       moving->later = later;
     }
     freed += size.stash_bytes[v];
-    later += costs_->late_bytes[at(kind)];
+    later += costs.late_bytes[at(kind)];
   }
   moving->by_layer = true;
 }
@@ -246,7 +245,8 @@ double PlanSums::gather_bytes(int i, int j) const noexcept {
 double PlanSums::bytes(StageRecompute r, int i, int j, int stage) const noexcept {
   MovingBytes moving{stash_bytes(r, i, j), live_bytes(r, i, j), once_bytes(i, j),
                      buffers_ + gather_bytes(i, j)};
-  find_layer_peak(r, i, j, stage, &moving);
+  const bool late = !(static_cast<double>(layout_->record.micro_batches) > in_flight(stage));
+  find_layer_peak(*space_, layout_->record, *costs_, r, {i, border_of(r, i, j), j}, late, &moving);
   return resident_bytes(i, j) + peak(moving, late_gradients(r, i, j), stage).total;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "base/numbers.hpp"
@@ -10,6 +11,13 @@
 #include "plan/plan_space.hpp"
 
 namespace phaze {
+
+// Finds the layer of a stage of one chunk with the largest peak, if peaks are found by layer.
+// `border` is the end of the layers that are recomputed by variant `more`; `late`: whether
+// gradients are allocated as they are computed.
+void find_layer_peak(const PlanSpaceImpl& space, const LayoutRecord& layout,
+                     const LayoutCosts& costs, StageRecompute r, std::array<int, 3> i_border_j,
+                     bool late, MovingBytes* moving) noexcept;
 
 class PassSums {
  public:
@@ -93,9 +101,6 @@ class PlanSums : public PassSums {
     const int border = border_of(r, i, j);
     return std::max(live_of(r.more, i, border), live_of(r.rest, border, j));
   }
-  // Finds the layer of a stage of one chunk with the largest peak, if peaks are found by layer.
-  void find_layer_peak(StageRecompute r, int i, int j, int stage,
-                       MovingBytes* moving) const noexcept;
   double gather_bytes(int i, int j) const noexcept;
   // Micro-batches in flight at the peak of a stage.
   double in_flight(int stage) const noexcept { return in_flight_[at(stage)]; }

@@ -19,30 +19,26 @@ namespace phaze {
 // Safe to use from several threads; returned references stay valid.
 class InFlightCache {
  public:
-  // By stage, see PipelinePlayer::peaks_in_flight.
-  using Stages = std::vector<std::vector<double>>;
-
-  const Stages& of(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
-                   std::int64_t micro_batches, PipelinePlayer* player) {
-    const Shape shape{static_cast<std::int64_t>(schedule), stages, chunks, micro_batches};
+  // Of one stage, see PipelinePlayer::peaks_in_flight.
+  const std::vector<double>& of(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
+                                std::int64_t micro_batches, std::int64_t stage,
+                                PipelinePlayer* player) {
+    const Key key{static_cast<std::int64_t>(schedule), stages, chunks, micro_batches, stage};
     {
       const std::scoped_lock lock(mutex_);
-      const auto known = held_.find(shape);
+      const auto known = held_.find(key);
       if (known != held_.end()) return known->second;
     }
-    Stages held(static_cast<std::size_t>(stages));
-    for (std::size_t k = 0; k < held.size(); ++k) {
-      player->peaks_in_flight(schedule, stages, chunks, micro_batches, static_cast<std::int64_t>(k),
-                              &held[k]);
-    }
+    std::vector<double> held;
+    player->peaks_in_flight(schedule, stages, chunks, micro_batches, stage, &held);
     const std::scoped_lock lock(mutex_);
-    return held_.emplace(shape, std::move(held)).first->second;
+    return held_.emplace(key, std::move(held)).first->second;
   }
 
  private:
-  using Shape = std::array<std::int64_t, 4>;
+  using Key = std::array<std::int64_t, 5>;
   std::mutex mutex_;
-  std::map<Shape, Stages> held_;
+  std::map<Key, std::vector<double>> held_;
 };
 
 // Safe to use from several threads.

@@ -103,6 +103,43 @@ void test_skipping_and_bounds() {
 }
 
 // Every pass occurs once, passes of a device do not overlap, and the last ends with the step.
+// Steps that are simulated together are what each is alone, bit for bit: they skip other rounds,
+// and one that cannot be simulated affects no other.
+void test_several_steps_at_once() {
+  Draw numbers(29);
+  PipelinePlayer together;
+  PipelinePlayer alone;
+  for (int k = 0; k < 400; ++k) {
+    const Case shape = random_case(numbers, k % phaze::kPipelineScheduleCount);
+    const auto steps = static_cast<std::size_t>(numbers.whole(1, 9));
+    Case all = shape;
+    for (auto* passes : {&all.forward, &all.backward, &all.weight_grad}) passes->clear();
+    std::vector<Case> each(steps, shape);
+    for (Case& own : each) {
+      for (std::size_t s = 0; s < own.forward.size(); ++s) {
+        if (numbers.whole(0, 2) == 0) own.forward[s] = numbers.real();
+        if (numbers.whole(0, 2) == 0) own.backward[s] = own.weight_grad[s] + numbers.real();
+      }
+    }
+    if (numbers.whole(0, 3) == 0) each.back().backward[0] = -1.0;
+    for (std::size_t s = 0; s < shape.forward.size(); ++s) {
+      for (const Case& own : each) {
+        all.forward.push_back(own.forward[s]);
+        all.backward.push_back(own.backward[s]);
+        all.weight_grad.push_back(own.weight_grad[s]);
+      }
+    }
+    std::vector<double> step_s(steps);
+    together.steps_s(shape.schedule, all.loads(), step_s);
+    for (std::size_t s = 0; s < steps; ++s) {
+      const double own_s = alone.step_s(shape.schedule, each[s].loads());
+      CHECK(step_s[s] == own_s || (std::isnan(step_s[s]) && std::isnan(own_s)));
+      const double full_s = alone.full_step_s(shape.schedule, each[s].loads());
+      if (!std::isnan(own_s)) CHECK_CLOSE(step_s[s], full_s, 1e-12);
+    }
+  }
+}
+
 void test_events() {
   Draw numbers(75);
   PipelinePlayer player;
@@ -231,6 +268,7 @@ void test_many_micro_batches() {
 
 int main() {
   test_skipping_and_bounds();
+  test_several_steps_at_once();
   test_events();
   test_known_shapes_allocate_nothing();
   test_failed_allocations_leave_a_player_that_works();

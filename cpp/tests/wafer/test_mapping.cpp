@@ -33,6 +33,7 @@ void bad_problems_get_a_status() {
   CHECK(status([](Owned& o) { o.slots[0].axis = -1; }) != Status::kOk);
   CHECK(status([](Owned& o) { o.slots[0].size = 1 << 30; }) != Status::kOk);
   CHECK(status([](Owned& o) { o.divisors = {1, 6}; }) != Status::kOk);
+  CHECK(status([](Owned& o) { std::swap(o.divisors[1], o.divisors[2]); }) != Status::kOk);
   CHECK(status([](Owned& o) { o.column.pop_back(); }) != Status::kOk);
   CHECK(status([](Owned& o) { o.column[0] = o.columns; }) != Status::kOk);
   CHECK(status([](Owned& o) { o.column[1] = -1; }) != Status::kOk);
@@ -41,13 +42,19 @@ void bad_problems_get_a_status() {
   CHECK(status([](Owned& o) { o.table[4] = 1.7e308; }) != Status::kOk);  // sums are infinite
   CHECK(status([](Owned& o) { o.edges[0].bytes = kNan; }) != Status::kOk);
   CHECK(status([](Owned& o) { o.edges[0].to = 3; }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.edges[0].from = -1; }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.edges.erase(o.edges.begin()); }) != Status::kOk);  // not joined
   CHECK(status([](Owned& o) { o.chain[0] = 3; }) != Status::kOk);
   CHECK(status([](Owned& o) { o.chain.clear(); }) != Status::kOk);
   CHECK(status([](Owned& o) { o.blocks[0] = -1; }) != Status::kOk);
   CHECK(status([](Owned& o) { o.blocks.clear(); }) != Status::kOk);
   CHECK(status([](Owned& o) { o.boundary.pop_back(); }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.boundary[0] = kNan; }) != Status::kOk);
   CHECK(status([](Owned& o) { o.rules.micro_batches = 0; }) != Status::kOk);
   CHECK(status([](Owned& o) { o.rules.capacity_bytes = kNan; }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.rules.memory_bytes_per_s = 0.0; }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.rules.stream_bytes_per_s = 0.0; }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.rules.hop_s = kNan; }) != Status::kOk);
   CHECK(status([](Owned& o) { o.rules.y_bytes_per_s = 0.0; }) != Status::kOk);
   CHECK(status([](Owned& o) { o.rules.modes = 0; }) != Status::kOk);
   CHECK(status([](Owned& o) { o.rules.modes = 1 << kWeightModeCount; }) != Status::kOk);

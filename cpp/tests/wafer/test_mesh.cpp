@@ -27,14 +27,22 @@ void by_hand() {
   const std::vector<MeshRun> line = {{0, 4, 1}}, strided = {{1, 4, 3}};
   const std::vector<MeshRun> tile = {{0, 4, 1}, {1, 2, 1}}, odd = {{0, 3, 1}, {1, 3, 1}};
   constexpr auto gather = CollectiveOp::kAllGather;
+  // 3/4 of 16 bytes at 4 a second, three hops; at a third of 2 a second, nine hops.
   CHECK(run(gather, 16.0, line, links).time_s == 4.5);
   CHECK(run(gather, 16.0, strided, links).time_s == 22.5);
+  CHECK(run(CollectiveOp::kReduceScatter, 16.0, strided, links).time_s == 22.5);
+  // The middle link of four carries 2 * 2 parts; of three, 2 * 1.
   CHECK(run(CollectiveOp::kAllToAll, 16.0, line, links).time_s == 5.5);
+  CHECK(run(CollectiveOp::kAllToAll, 6.0, {{0, 3, 1}}, links).time_s == 2.0);
+  // y first, as it is slower: 1/2 of 4 bytes at 2, then 3/4 of 16 at 4, and four hops. As a ring:
+  // 7/8 of 8 bytes each way at 2 a second, and seven hops. Split: halves of 8, x on 4 and y on 2
+  // bytes, then y and x on all of it, and twice the hops of the longer side.
   CHECK(run(gather, 16.0, tile, links, MeshAlgorithm::kOrdered).time_s == 6.0);
   CHECK(run(gather, 16.0, tile, links, MeshAlgorithm::kRing).time_s == 7.0);
   CHECK(run(gather, 16.0, tile, links, MeshAlgorithm::kSplit).time_s == 5.75);
   CHECK(run(gather, 16.0, tile, links).algorithm == MeshAlgorithm::kSplit);
   CHECK(run(CollectiveOp::kAllReduce, 16.0, tile, links).time_s == 11.5);
+  CHECK(run(CollectiveOp::kAllReduce, 16.0, tile, links, MeshAlgorithm::kOrdered).time_s == 12.0);
   CHECK(run(gather, 16.0, odd, links, MeshAlgorithm::kRing).algorithm == MeshAlgorithm::kOrdered);
   CHECK(run(gather, 16.0, {}, links).time_s == 0.0);
 }

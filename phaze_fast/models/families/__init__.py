@@ -1,52 +1,12 @@
 """Forward code of the families of transformers' models, by ``model_type``."""
 
-from phaze_fast.models.families import decoders, encoders, gpt, mixtures
+from phaze_fast.models.families import encoders, gpt, mixtures
 from phaze_fast.models.families.llama import Llama
+from phaze_fast.models.huggingface import architecture
 
-FAMILIES: dict[str, type[Llama]] = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "arcee", "smollm3"), Llama),
-    "qwen3": decoders.Qwen3,
-    "gemma": decoders.Gemma,
-    "gemma2": decoders.Gemma2,
-    "gemma3_text": decoders.Gemma3,
-    "phi3": decoders.Phi3,
-    **dict.fromkeys(("olmo2", "olmo3"), decoders.Olmo2),
-    "starcoder2": decoders.Starcoder2,
-    "granite": decoders.Granite,
-    "olmo": decoders.Olmo,
-    "helium": decoders.Helium,
-    "glm": decoders.Glm,
-    "glm4": decoders.Glm4,
-    "seed_oss": decoders.SeedOss,
-    "ernie4_5": decoders.Ernie,
-    "exaone4": decoders.Exaone4,
-    "phi": decoders.Phi,
-    "cohere": decoders.Cohere,
-    "cohere2": decoders.Cohere2,
-    "stablelm": decoders.StableLm,
-    "nemotron": decoders.Nemotron,
-    "gpt_neox": gpt.GPTNeoX,
-    "gpt2": gpt.GPT2,
-    "opt": gpt.OPT,
-    "gpt_bigcode": gpt.GPTBigCode,
-    "gptj": gpt.GPTJ,
-    "codegen": gpt.CodeGen,
-    "gpt_neo": gpt.GPTNeo,
-    "falcon": gpt.Falcon,
-    "mpt": gpt.Mpt,
-    "bloom": gpt.Bloom,
-    "qwen3_moe": mixtures.Qwen3Moe,
-    "qwen2_moe": mixtures.Qwen2Moe,
-    "mixtral": mixtures.Mixtral,
-    "olmoe": mixtures.Olmoe,
-    "granitemoe": mixtures.GraniteMoe,
-    "gpt_oss": mixtures.GptOss,
-    "glm4_moe": mixtures.Glm4Moe,
-    "deepseek_v2": mixtures.DeepSeekV2,
-    "deepseek_v3": mixtures.DeepSeekV3,
-    "bert": encoders.Bert,
-    **dict.fromkeys(("roberta", "xlm-roberta"), encoders.Roberta),
-    "megatron-bert": encoders.MegatronBert,
-    "vit": encoders.ViT,
-    **dict.fromkeys(("t5", "mt5"), encoders.T5),
-}
+
+def code_of(family: str) -> type[Llama]:
+    """Return the class whose forward code a family runs: ``code`` of its entry, or Llama's."""
+    name = architecture(family)["module"].get("code", "Llama")
+    classes = {**vars(gpt), **vars(mixtures), **vars(encoders)}
+    return classes[name]  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Decoders of transformers after GPT: layer norms, learned positions, older forms of attention."""
+"""Decoders with code of their own: joint projections, learned positions, older attention."""
 
 from __future__ import annotations
 
@@ -9,28 +9,56 @@ from phaze_fast.models.tape import Tensor
 _FLOAT = "float32"
 
 
+class Phi3(Llama):
+    """Fused projections, and dropouts before the residuals."""
+
+    partial, mlp_names = True, ("", "activation_fn", "down_proj")
+    block_drops, residual_drops = ("resid_attn_dropout", "resid_mlp_dropout"), "resid_pdrop"
+
+    def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
+        m = self.model
+        ends = (m.query_width, m.query_width + m.kv_width, m.query_width + 2 * m.kv_width)
+        both = self._project("qkv_proj", x, ends[-1], m.qkv_bias)
+        parts = [op.part(both, -1, a, b) for a, b in zip((0, *ends), ends, strict=False)]
+        return [self._heads(one) for one in parts]
+
+
+class StableLm(Llama):
+    """Layer norms, blocks in parallel or not, and a part of heads that is rotated."""
+
+    partial, joins_last, steps = True, True, ("project", "view turn")
+    block_drops, residual_drops = ("", "dropout"), "hidden_dropout"
+
+    def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
+        q, k, v = super()._queries_keys_values(x)
+        if self.model.qk_norm == "no":
+            return [q, k, v]
+        return [self._normed_heads("q_layernorm", q), self._normed_heads("k_layernorm", k), v]
+
+    def _normed_heads(self, name: str, x: Tensor) -> Tensor:
+        """Normalise each head with a gain of its own."""
+        with self.tape.module(name):
+            normed = []
+            for at, head in enumerate(op.split(x, [1] * x.shape[1], 1)):
+                with self.tape.module(f"norms.{at}"):
+                    normed.append(op.layer_norm(head, self.tape.parameter(x.shape[-1]), None))
+            return op.cat(normed, 1)
+
+
 class GPTNeoX(Llama):
     """Parallel blocks, and one projection in which each head has its query, key and value."""
 
     root, final, table, out_name = "gpt_neox", "final_layer_norm", "embed_in", "dense"
     attention_name, partial, joins_last = "attention", True, True
-    mlp_names = ("dense_h_to_4h", "act", "dense_4h_to_h")
-    embedding_drop, embedding_drops = "emb_dropout", "hidden_dropout"
+    mlp_names, parallel_sum = ("dense_h_to_4h", "act", "dense_4h_to_h"), "fax"
+    block_drops, residual_first = ("post_attention_dropout", "post_mlp_dropout"), (False, False)
+    embedding_drop, embedding_drops, residual_drops = "emb_dropout", *("hidden_dropout",) * 2
 
     def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
         m = self.model
         both = self._project("query_key_value", x, 3 * m.query_width, m.qkv_bias)
         both = op.transpose(op.view(both, self.samples, self.seq, -1, 3 * m.head_width), 1, 2)
         return op.split(both, [m.head_width] * 3)
-
-    def _block(self, x: Tensor) -> Tensor:
-        out = self._self_attention(self._norm(self.first_norm, x))
-        out = self._dropped("post_attention_dropout", out, "hidden_dropout")
-        if self.model.parallel == "no":
-            x = op.add(out, x)
-        both = self._feed_forward(self._norm(self.second_norm, x))
-        both = self._dropped("post_mlp_dropout", both, "hidden_dropout")
-        return op.add(both, x) if self.model.parallel == "no" else op.add(op.add(both, out), x)
 
 
 class GPT2(Llama):
@@ -116,7 +144,7 @@ class GPTBigCode(GPT2):
 class GPTJ(GPT2):
     """Parallel blocks, and explicit attention in fp32 with neighbouring elements rotated."""
 
-    mlp_names, embedding_drop = ("fc_in", "act", "fc_out"), "drop"
+    mlp_names, embedding_drop, parallel_sum = ("fc_in", "act", "fc_out"), "drop", "afx"
     _project, _embedded = Llama._project, Llama._embedded
 
     def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
@@ -156,11 +184,6 @@ class GPTJ(GPT2):
         out = self._project("out_proj", out, self.model.hidden, self.model.out_bias)
         return self._dropped(self.attention_drop, out, self.drops)
 
-    def _block(self, x: Tensor) -> Tensor:
-        rows = self._norm(self.first_norm, x)
-        out = self._self_attention(rows)
-        return op.add(op.add(out, self._feed_forward(rows)), x)
-
 
 class CodeGen(GPTJ):
     """One projection for parts of heads that lie apart, as on four devices."""
@@ -190,7 +213,7 @@ class GPTNeo(GPTJ):
     embedding_drops, attention_name = "embed_dropout", "attn.attention"
     mlp_names, steps = ("c_fc", "act", "c_proj"), ("project", "view turn")
     _queries_keys_values = Llama._queries_keys_values
-    _block, _embedded = Llama._block, GPT2._embedded
+    _embedded = GPT2._embedded
 
     def _shares(self, scores: Tensor) -> Tensor:
         longest = self.model.max_positions or self.seq

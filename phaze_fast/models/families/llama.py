@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from phaze_fast.models import operators as op
+from phaze_fast.models.huggingface import architecture
 from phaze_fast.models.tape import Tape, Tensor
 from phaze_fast.models.transformer import TransformerModel
 
@@ -63,7 +64,11 @@ def rotate_pairs(x: Tensor) -> Tensor:
 
 
 class Llama:
-    """A decoder with the parts of Llama."""
+    """A decoder with the parts of Llama.
+
+    What differs in another family by names and choices alone is in the ``module`` of its entry in
+    ``data/hf_architectures.yaml``, which replaces the attributes below.
+    """
 
     root, blocks, final, table = "model", "layers", "norm", "embed_tokens"
     attention_name, mlp_name, out_name, head_name = "self_attn", "mlp", "o_proj", "lm_head"
@@ -75,8 +80,11 @@ class Llama:
     output_norms: tuple[str, ...] = ()
     """Norms on the outputs of the sub-layers."""
     gains = "half"
-    """Gains of an RMS norm: on rows in bf16 or in ``wide`` rows, ``fp32``, or ``one plus`` them."""
+    """Gains of an RMS norm: on rows in bf16 or in ``wide`` rows, ``fp32``, or ``one plus`` them.
+    Layer norms: one kernel, its gain ``one plus``, with ``no`` gain, or ``fp32`` by operators."""
     residual_first = (True, True)  # order of the operands of both residual sums
+    parallel_sum = "xaf"
+    """Order of the operands x, attention and feed-forward in the sum of a parallel block."""
     block_drops = ("", "")  # dropout modules before the residual sums
     attention_drop, mlp_drop, embedding_drop = "", "", ""
     """Dropout modules at the end of attention, of the feed-forward layer and of the embedding."""
@@ -84,9 +92,15 @@ class Llama:
     """Fields of the configuration that turn on dropouts: of attention, before residual sums, at the
     end of sub-layers, of the embedding."""
     factor = False  # whether sub-layers are scaled before the residual sums
+    embedding_factor, logit_factor = "", ""
+    """Factors of the embedding (``tensor`` or ``number``) and the logits (``mul`` or ``div``)."""
     partial = False  # whether code splits heads into a rotated part and the rest
     joins_last = False  # whether both are rotated before the parts are joined
     neighbours = False  # whether neighbouring elements are rotated, instead of halves of heads
+    turned_format, products_format = "", ""
+    """Formats that queries and keys are cast to before they are rotated, or before each product."""
+    turns = "all"
+    """Layers that are rotated: ``all``, those with a ``window``, or these ``or all`` if none."""
     table_format = _HALF
     table_per_layer = False
     softmax_format = _FLOAT  # of explicit attention
@@ -98,6 +112,7 @@ class Llama:
         self.samples, self.seq = samples, model.seq
         assert model.module is not None
         self.style = model.module
+        vars(self).update(architecture(self.style.family)["module"])
         self.activation = _ACTIVATIONS[self.style.activation]
         self.ids = tape.constant(samples, model.seq, dtype="int64")
         self.rotary: list[Tensor] = []
@@ -149,10 +164,19 @@ class Llama:
         return op.to(op.mul(op.to(gain, _FLOAT) if self.gains == "fp32" else gain, wide), x.dtype)
 
     def _layer_norm(self, x: Tensor) -> Tensor:
-        """Layer norm as one kernel."""
+        """Layer norm."""
+        if self.gains == "no":
+            return op.to(op.layer_norm(op.to(x, _FLOAT), None, None), x.dtype)
+        if self.gains == "fp32":
+            gain = self.tape.parameter(*x.shape[2:])  # of rows, or of each head by itself
+            wide = op.to(x, _FLOAT)
+            middle = op.mean(wide)
+            spread = op.mean(op.power(op.sub(wide, middle)))
+            wide = op.mul(op.sub(wide, middle), op.rsqrt(op.add(spread, 1e-6)))
+            return op.to(op.mul(op.to(gain, _FLOAT), wide), x.dtype)
         gain = self.tape.parameter(x.shape[-1])
         shift = self.tape.parameter(x.shape[-1]) if self.model.norm_bias else None
-        return op.layer_norm(x, gain, shift)
+        return op.layer_norm(x, op.add(gain, 1.0) if self.gains == "one plus" else gain, shift)
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         """Run a norm, if it has a name."""
@@ -195,6 +219,8 @@ class Llama:
             return self._project(self.projections[at], x, width, m.qkv_bias)
         if step == "norm":
             return x if at == 2 or m.qk_norm == "no" else self._norm(("q_norm", "k_norm")[at], x)
+        if step == "clip":
+            return op.clamped(x) if self._setting("clip_qkv") else x
         if step == "view":
             return op.view(x, self.samples, self.seq, -1, m.head_width)
         return op.transpose(x, 1, 2)
@@ -212,7 +238,11 @@ class Llama:
 
     def _rotates(self) -> bool:
         """Whether positions rotate the queries and keys of the running block."""
-        return self.model.positions == "rotary" and self.layer not in self.style.unrotated
+        m = self.model
+        if m.positions != "rotary" or self.layer in self.style.unrotated:
+            return False
+        windowed = m.window is not None and self.layer not in m.full_attention_layers
+        return windowed or self.turns == "all" or (self.turns == "or all" and m.window is None)
 
     def _half_turned(self, x: Tensor) -> Tensor:
         """Rotate by a quarter turn: halves of heads, or neighbouring elements."""
@@ -220,12 +250,15 @@ class Llama:
 
     def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotate by the angles of the positions."""
-        return op.add(op.mul(x, cos), op.mul(self._half_turned(x), sin))
+        form = self.products_format or x.dtype
+        first = op.mul(op.to(x, form), cos)
+        return op.add(first, op.mul(op.to(self._half_turned(x), form), sin))
 
     def _positioned(self, q: Tensor, k: Tensor) -> list[Tensor]:
         """Apply positions to queries and keys."""
         if not self._rotates():
             return [q, k]
+        q, k = (op.to(x, self.turned_format or x.dtype) for x in (q, k))
         cos, sin = self._tables()
         width, full = cos.shape[-1], q.shape[-1]
         rests: list[list[Tensor]] = [[], []]
@@ -318,28 +351,42 @@ class Llama:
 
     # ---- the model ----
 
+    def _sub_layer(self, at: int, rows: Tensor) -> Tensor:
+        """Output of attention (0) or of the feed-forward layer (1), before the residual sum."""
+        out = (self._self_attention, self._feed_forward)[at](rows)
+        if self.output_norms:
+            out = self._norm(self.output_norms[at], out)
+        if self.block_drops[at]:
+            out = self._dropped(self.block_drops[at], out, self.residual_drops)
+        return op.mul(out, 1.0) if self.factor else out
+
     def _block(self, x: Tensor) -> Tensor:
-        """One block: each sub-layer with its norms is added to what enters it."""
-        sub_layers = (self._self_attention, self.first_norm), (self._feed_forward, self.second_norm)
-        for at, (sub_layer, norm) in enumerate(sub_layers):
-            out = sub_layer(self._norm(norm, x))
-            if self.output_norms:
-                out = self._norm(self.output_norms[at], out)
-            if self.block_drops[at]:
-                out = self._dropped(self.block_drops[at], out, self.residual_drops)
-            out = op.mul(out, 1.0) if self.factor else out
-            x = op.add(x, out) if self.residual_first[at] else op.add(out, x)
-        return x
+        """One block: each sub-layer with its norms is added to what enters it, or both at once."""
+        norms = self.first_norm, self.second_norm
+        if self.model.parallel == "no":
+            for at, norm in enumerate(norms):
+                out = self._sub_layer(at, self._norm(norm, x))
+                x = op.add(x, out) if self.residual_first[at] else op.add(out, x)
+            return x
+        rows = self._norm(norms[0], x)
+        terms = {"x": x, "a": self._sub_layer(0, rows)}
+        if self.model.parallel == "two-norms":
+            rows = self._norm(norms[1], x)
+        terms["f"] = self._sub_layer(1, rows)
+        one, two, three = (terms[name] for name in self.parallel_sum)
+        return op.add(op.add(one, two), three)
 
     def _words(self) -> Tensor:
         """Rows of the token embedding."""
         with self.tape.module(self.table):
             self.words = self.tape.parameter(self.model.vocab, self.model.hidden)
-            return op.embedding(self.words, self.ids)
+            rows = op.embedding(self.words, self.ids)
+            return op.mul(rows, self.tape.constant()) if self.embedding_factor == "tensor" else rows
 
     def _embedded(self) -> Tensor:
         """Input of the first block."""
-        return self._dropped(self.embedding_drop, self._words(), self.embedding_drops)
+        x = self._dropped(self.embedding_drop, self._words(), self.embedding_drops)
+        return op.mul(x, 1.0) if self.embedding_factor == "number" else x
 
     def _trunk(self) -> Tensor:
         """Everything before the head."""
@@ -357,7 +404,11 @@ class Llama:
         with self.tape.module(self.head_name):
             weight = self.words if m.tied_embeddings else self.tape.parameter(m.vocab, m.hidden)
             out = op.linear(x, weight, self.tape.parameter(m.vocab) if m.head_bias else None)
-        return op.mul(op.tanh(op.div(out, 1.0)), 1.0) if m.logit_cap else out
+        if m.logit_cap:
+            out = op.mul(op.tanh(op.div(out, 1.0)), 1.0)
+        if self.logit_factor == "div":
+            return op.div(out, 1.0)
+        return op.mul(out, 1.0) if self.logit_factor else out
 
     def _loss(self, logits: Tensor) -> Tensor:
         """Mean cross-entropy of logits in fp32."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from phaze_fast.models import operators as op
-from phaze_fast.models.families.decoders import Granite, Olmo2, Qwen3
 from phaze_fast.models.families.llama import Llama
 from phaze_fast.models.tape import Tensor
 from phaze_fast.models.transformer import MixtureOfExperts
@@ -113,10 +112,6 @@ class Mixture(Llama):
             return self._mlp(x, self.model.ffn)
 
 
-class Qwen3Moe(Mixture, Qwen3):
-    """Norms of queries and keys."""
-
-
 class Qwen2Moe(Mixture):
     """A shared expert behind a gate."""
 
@@ -142,20 +137,7 @@ class Mixtral(Mixture):
         return op.divided(weights, op.total(weights)), chosen
 
 
-class Olmoe(Mixture, Olmo2):
-    """Norms of all queries and keys, and blocks like Llama's."""
-
-    table_format, gains, output_norms = Llama.table_format, Llama.gains, ()
-    first_norm, second_norm = Llama.first_norm, Llama.second_norm
-    steps = ("project norm", "clip", "view turn")
-
-    def _step(self, step: str, at: int, x: Tensor) -> Tensor:
-        if step != "clip":
-            return super()._step(step, at, x)
-        return op.clamped(x) if self._setting("clip_qkv") else x
-
-
-class GraniteMoe(Mixture, Granite):
+class GraniteMoe(Mixture):
     """Shares among the chosen experts alone."""
 
     mlp_name, gate_name = "block_sparse_moe", "router"
@@ -247,12 +229,6 @@ class DeepSeek(Mixture):
         if self._setting("norm_topk_prob"):
             weights = op.divided(weights, op.add(op.total(weights), 1e-20))
         return op.mul(weights, 1.0), chosen
-
-
-class Glm4Moe(DeepSeek):
-    """Norms of queries and keys, a part of heads that is rotated."""
-
-    partial, joins_last, steps = True, True, ("project view", "norm", "turn")
 
 
 class DeepSeekV3(DeepSeek):

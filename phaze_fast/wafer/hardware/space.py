@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, cached_property
 from types import UnionType
@@ -24,6 +24,7 @@ from pydantic import (
 from phaze_fast.documents import Presets, digest, read_document
 from phaze_fast.hardware.chip import Accelerator
 from phaze_fast.records import FrozenDict, NamedOr, OrderedFrozenDict, Record, explain
+from phaze_fast.tables import picked
 from phaze_fast.units import format_bytes
 from phaze_fast.wafer.hardware.wafer import WAFERS, Rule, Wafer, broken_rules, load_wafer
 
@@ -134,12 +135,12 @@ class WaferSpace(Record):
         >>> len(wafers), rejected
         (674, {'area': 502, 'shoreline': 288})
         """
-        return self._found.wafers, dict(self._found.rejected)
+        return self._found[0], dict(self._found[1])
 
     @property
     def index(self) -> tuple[int, ...]:
         """Grid position of each wafer of `wafers`."""
-        return self._found.index
+        return self._found[2]
 
     @property
     def base_index(self) -> int | None:
@@ -151,30 +152,27 @@ class WaferSpace(Record):
         >>> space.wafers()[0][space.base_index].die.hbm_stacks == space.base.die.hbm_stacks
         True
         """
-        return self._found.base
+        own = tuple(_get(self.base, field) for field in self.axes)
+        if any(_get(self.base, f) != _get(self.base, s) for f, s in self.ties.items()):
+            return None
+        grid = enumerate(itertools.product(*self.axes.values()))
+        place = next((place for place, values in grid if values == own), -1)
+        return self.index.index(place) if place in self.index else None
 
     @cached_property
-    def _found(self) -> _Found:
-        own = tuple(_get(self.base, field) for field in self.axes)
-        tied = all(_get(self.base, f) == _get(self.base, s) for f, s in self.ties.items())
-        wafers: list[Wafer] = []
-        index: list[int] = []
-        rejected: dict[Rule, int] = {}
-        base = None
-        for position, (values, wafer) in enumerate(self._points()):
+    def _found(self) -> tuple[tuple[Wafer, ...], dict[Rule, int], tuple[int, ...]]:
+        """Wafers that break no rule, points that break each, and grid positions of the wafers."""
+        found: dict[int, Wafer] = {}
+        rejected: Counter[Rule] = Counter()
+        for position, wafer in enumerate(self._points()):
             broken = {rule for rule, _ in broken_rules(wafer)}
-            if broken:
-                for rule in sorted(broken):
-                    rejected[rule] = rejected.get(rule, 0) + 1
-                continue
-            if tied and values == own:
-                base = len(wafers)
-            wafers.append(wafer)
-            index.append(position)
-        return _Found(tuple(wafers), tuple(index), rejected, base)
+            rejected.update(sorted(broken))
+            if not broken:
+                found[position] = wafer
+        return tuple(found.values()), dict(rejected), tuple(found)
 
-    def _points(self) -> Iterator[tuple[tuple[Any, ...], Wafer]]:
-        """Yield the values of each point in grid order, and its wafer before rules are checked."""
+    def _points(self) -> Iterator[Wafer]:
+        """Yield the wafer of each point in grid order, before rules are checked."""
         base = self.base.model_copy(update={"sources": (), "notes": ""})  # these describe the base
         tied = {field: _get(base, source) for field, source in self.ties.items()}
         known: dict[Any, Any] = {}
@@ -182,15 +180,7 @@ class WaferSpace(Record):
             varied = dict(zip(self.axes, values, strict=True))
             varied |= {f: varied.get(self.ties[f], value) for f, value in tied.items()}
             name = f"{self.name}[{position}]: {_describe(self.axes, values)}".removesuffix(": ")
-            yield values, _with(base, {"name": name, **varied}, known)
-
-
-@dataclass(frozen=True)
-class _Found:
-    wafers: tuple[Wafer, ...]
-    index: tuple[int, ...]
-    rejected: dict[Rule, int]
-    base: int | None
+            yield _with(base, {"name": name, **varied}, known)
 
 
 # ---- fields -------------------------------------------------------------------------------------
@@ -273,8 +263,7 @@ def _with(record: Record, varied: Mapping[str, Any], known: dict[Any, Any], path
             known[key] = _with(getattr(record, head), inner, known, f"{path}{head}.")
         changes[head] = known[key]
     if isinstance(record, Wafer):
-        fields = {name: getattr(record, name) for name in Wafer.model_fields}
-        return Wafer.model_construct(**{**fields, **changes})
+        return Wafer.model_construct(**{**picked(record, *Wafer.model_fields), **changes})
     if isinstance(record, Accelerator):
         about = {"die_area_mm2": None, "power_w": None, "sources": (), "notes": ""}  # of the base
         name = f"{record.name}: {_describe(varied, varied.values())}"

@@ -183,13 +183,13 @@ Edge = Literal["left", "right", "top", "bottom"]
 EDGES: tuple[Edge, ...] = ("left", "right", "top", "bottom")
 
 
-def _links_in_order(links: tuple[Link, ...]) -> tuple[Link, ...]:
-    ends = [tuple(sorted(link, key=lambda at: (at[1], at[0]))) for link in links]
-    return tuple(sorted(((a, b) for a, b in ends), key=lambda link: [at[::-1] for at in link]))
-
-
 def _in_order(dead: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(dead, key=lambda at: (at[1], at[0])))
+
+
+def _links_in_order(links: tuple[Link, ...]) -> tuple[Link, ...]:
+    ends = ((a, b) for a, b in map(_in_order, links))
+    return tuple(sorted(ends, key=lambda link: [at[::-1] for at in link]))
 
 
 def _edges_in_order(edges: tuple[Edge, ...]) -> tuple[Edge, ...]:

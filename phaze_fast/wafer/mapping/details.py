@@ -229,15 +229,9 @@ def operator_times(problem: Problem, found: Evaluation) -> list[dict[str, Any]]:
     for op, (some, (forward, *backward), _) in zip(problem.work.operators, costs, strict=True):
         flops = sum(float(np.sum(spec.flops)) for spec in some)
         busy = forward + sum(backward)
-        rows.append(
-            {
-                "operator": op.name,
-                "part": op.part,
-                "forward_s": forward,
-                "backward_s": sum(backward),
-                "of_peak": flops / (busy * peak) if busy > 0 else 0.0,
-            }
-        )
+        share = flops / (busy * peak) if busy > 0 else 0.0
+        row = {"operator": op.name, "part": op.part, "forward_s": forward}
+        rows.append(row | {"backward_s": sum(backward), "of_peak": share})
     return rows
 
 
@@ -252,8 +246,8 @@ def details(problem: Problem, found: Evaluation) -> dict[str, Any]:
     >>> sorted(details(problem, scored))
     ['breakdown', 'dies', 'energy', 'energy_j', 'links', 'mfu', 'power_w']
     """
-    names = ("mfu", "energy_j", "power_w", "energy", "breakdown", "dies", "links")
     if not found.fits:
+        names = ("mfu", "energy_j", "power_w", "energy", "breakdown", "dies", "links")
         return dict.fromkeys(names)
     loads = step_loads(problem, found.encoding)
     energy = step_energy(problem, found, loads)
@@ -325,10 +319,7 @@ def die_map(wafer: Wafer, layout: Layout) -> str:
     wide = layout.stages > len(_DIGITS)
 
     def cell(stage: int) -> str:
-        if stage < 0:
-            text = "." if stage == -1 else "X"
-        else:
-            text = str(stage) if wide else _DIGITS[stage]
+        text = (str(stage) if wide else _DIGITS[stage]) if stage >= 0 else ".X"[-1 - stage]
         return text.rjust(3) if wide else text
 
     return "\n".join(" ".join(map(cell, row)) for row in stage_grid(wafer, layout))
@@ -359,13 +350,12 @@ def link_map(wafer: Wafer, loads: Array) -> str:
     columns, rows = wafer.grid
     if wafer.switch is not None:
         shares = loads.max(axis=2) / (float(loads.max()) or 1.0)
-        cells = (
-            (_digit(shares[y, x]) if wafer.alive(x, y) else "X" for x in range(columns))
-            for y in range(rows)
-        )
-        return "\n".join(map(" ".join, cells))
-    x, y = (rate or 1.0 for rate in wafer.link_bytes_per_s)
-    seconds = loads / np.array([x, x, y, y])
+        lines = [[_digit(share) for share in row] for row in shares]
+        for x, y in wafer.dead:
+            lines[y][x] = "X"
+        return "\n".join(map(" ".join, lines))
+    rates = [rate or 1.0 for rate in wafer.link_bytes_per_s]
+    seconds = loads / np.repeat(rates, 2)
     most = float(seconds.max()) or 1.0
     cut = {frozenset(link) for link in wafer.dead_links}
 
@@ -375,18 +365,14 @@ def link_map(wafer: Wafer, loads: Array) -> str:
         (u, v), (s, t) = here, there
         return _digit(max(seconds[v, u, direction], seconds[t, s, direction + 1]) / most)
 
-    lines = []
-    for row in range(rows):
-        line = ""
-        for column in range(columns):
-            line += "o" if wafer.alive(column, row) else "X"
-            if column + 1 < columns:
-                line += mark((column, row), (column + 1, row), 0)
-        lines.append(line)
-        if row + 1 < rows:
-            below = (mark((c, row), (c, row + 1), 2) for c in range(columns))
-            lines.append(" ".join(below))
-    return "\n".join(lines)
+    drawn = []
+    for y in range(rows):
+        dies = ["o" if wafer.alive(x, y) else "X" for x in range(columns)]
+        right = [mark((x, y), (x + 1, y), 0) for x in range(columns - 1)]
+        drawn.append("".join(die + link for die, link in zip(dies, [*right, ""], strict=True)))
+        if y + 1 < rows:
+            drawn.append(" ".join(mark((x, y), (x, y + 1), 2) for x in range(columns)))
+    return "\n".join(drawn)
 
 
 def _digit(busy: float) -> str:

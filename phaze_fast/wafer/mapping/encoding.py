@@ -9,6 +9,7 @@ lists the conditions of a legal mapping.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -21,7 +22,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, nearest, not_accepted
 from phaze_fast.records import Record
-from phaze_fast.tables import Array
+from phaze_fast.tables import Array, picked
 from phaze_fast.wafer.mapping.layout import SCHEDULES, Layout, slots_of
 from phaze_fast.wafer.mapping.mesh import MESH_ALGORITHMS
 from phaze_fast.wafer.mapping.operators import OUTPUTS, ROLES, WEIGHTS
@@ -165,9 +166,7 @@ class Encoding:
         if operator_names != names:
             missing = [name for name in names if name not in operator_names]
             extra = [name for name in operator_names if name not in names]
-            twice = [
-                name for name in dict.fromkeys(operator_names) if operator_names.count(name) > 1
-            ]
+            twice = [name for name, count in Counter(operator_names).items() if count > 1]
             difference = "in another order"
             if missing or extra or twice:
                 difference = f"missing {missing}, unknown {extra}, given twice {twice}"
@@ -256,18 +255,14 @@ class Encoding:
         """Return plain data, one mapping per operator; `from_list` reads it back."""
         return [
             {
-                "operator": op_mapping.operator,
-                "partition": op_mapping.partition,
-                "x": [list(run) for run in op_mapping.x],
-                "y": [list(run) for run in op_mapping.y],
-                "output": (
-                    op_mapping.output[0] if len(op_mapping.output) == 1 else list(op_mapping.output)
-                ),
-                "weights": op_mapping.weights,
-                "collective": op_mapping.collective,
+                **picked(own, "operator", "partition"),
+                "x": [list(run) for run in own.x],
+                "y": [list(run) for run in own.y],
+                "output": own.output[0] if len(own.output) == 1 else list(own.output),
+                **picked(own, "weights", "collective"),
                 **self.layout.to_dict(),
             }
-            for op_mapping in self.operator_mappings
+            for own in self.operator_mappings
         ]
 
     def to_json(self) -> str:
@@ -353,18 +348,10 @@ class _Entry(Record):
     @property
     def op_mapping(self) -> OperatorMapping:
         """The mapping of the operator."""
-        how = (self.output, self.weights, self.collective)
-        return OperatorMapping(self.operator, self.x, self.y, *how)
+        return OperatorMapping(**picked(self, *OperatorMapping.__dataclass_fields__))
 
     @property
     def layout(self) -> Layout:
         """The layout of the stages."""
-        return Layout(
-            *self.rectangle,
-            self.stages,
-            self.micro_batch,
-            self.schedule,
-            self.chunks,
-            self.replicas,
-            self.blocks,
-        )
+        others = list(Layout.__dataclass_fields__)[2:]
+        return Layout(*self.rectangle, **picked(self, *others))

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from phaze_fast import _core
-from phaze_fast.tables import Array, flat_row
+from phaze_fast.tables import Array, flat_row, picked
 from phaze_fast.units import format_bytes, format_time
 from phaze_fast.wafer.mapping.encoding import Encoding
 from phaze_fast.wafer.mapping.layout import Layout
@@ -106,7 +106,7 @@ class Evaluation:
             "time_s": self.time_s if self.fits else None,
             **{key: getattr(self, name) for name, key in _KEYS.items()},
             "reason": self.reason,
-            "block": {name: getattr(self, name) for name in _BLOCK},
+            "block": picked(self, *_BLOCK),
             "stages": [asdict(stage) for stage in self.stages],
             "layout": self.encoding.layout.to_dict(),
             "encoding": self.encoding.to_list(),
@@ -124,15 +124,8 @@ class Evaluation:
 
     def to_row(self) -> dict[str, Any]:
         """Return one row of a table: seconds, bytes and the layout."""
-        layout = self.encoding.layout
-        data = {**self.to_dict(), "layout": {}}
-        sizes = {"width": layout.width, "height": layout.height}
-        return {
-            **flat_row(data),
-            **sizes,
-            "stages": len(self.stages),
-            "micro_batch": layout.micro_batch,
-        }
+        sizes = picked(self.encoding.layout, "width", "height", "stages", "micro_batch")
+        return {**flat_row({**self.to_dict(), "layout": {}}), **sizes}
 
 
 def evaluation_of(

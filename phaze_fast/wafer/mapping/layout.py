@@ -18,6 +18,8 @@ from typing import Any
 
 from phaze_fast import _core
 from phaze_fast.memory import ScheduleName
+from phaze_fast.planning.layouts import divisors
+from phaze_fast.tables import picked
 from phaze_fast.wafer.hardware.wafer import Wafer
 from phaze_fast.wafer.mapping.mesh import Run
 from phaze_fast.wafer.mapping.packing import bends, place_fault, stage_capacity
@@ -57,16 +59,10 @@ class Layout:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, without the fields that hold their default."""
-        others: dict[str, Any] = {
-            "schedule": self.schedule,
-            "chunks": self.chunks,
-            "replicas": self.replicas,
-        }
-        others |= {"blocks": list(self.blocks)}
+        others = picked(self, "schedule", "chunks", "replicas") | {"blocks": list(self.blocks)}
         return {
             "rectangle": [self.width, self.height],
-            "stages": self.stages,
-            "micro_batch": self.micro_batch,
+            **picked(self, "stages", "micro_batch"),
             **{name: value for name, value in others.items() if value not in ("1f1b", 1, [])},
         }
 
@@ -232,11 +228,9 @@ def layout_fault(wafer: Wafer, blocks: int, global_batch: int, layout: Layout) -
 
 @lru_cache(maxsize=4096)
 def _micro_batches(global_batch: int, dies: int) -> tuple[int, ...]:
-    divisors = {b for b in range(1, global_batch + 1) if global_batch % b == 0}
-    most = int(global_batch * (1.0 + _MAX_PADDING))
-    multiples = range(dies, most + 1, dies)
-    padded = {b for b in multiples if not micro_batch_fault(global_batch, Layout(dies, 1, 1, b))}
-    return tuple(sorted(divisors | padded))
+    multiples = range(dies, int(global_batch * (1.0 + _MAX_PADDING)) + 1, dies)
+    padded = [b for b in multiples if not micro_batch_fault(global_batch, Layout(dies, 1, 1, b))]
+    return tuple(sorted({*divisors(global_batch), *padded}))
 
 
 def _primes(number: int) -> list[int]:

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.errors import InvalidInputError, check_one_of, not_accepted
 from phaze_fast.tables import Array
+
+Die = tuple[int, int]
+"""Column and row."""
+
+Link = frozenset[Die]
+"""Two neighbours."""
+
+Flow = tuple[int, int, float]
+"""Bytes from one die to another; dies are counted row by row."""
 
 MESH_ALGORITHMS: tuple[str, ...] = _core.MESH_ALGORITHMS
 """Collective algorithms on a mesh; ``auto`` selects the fastest."""
 
-_OPS = {name: code for code, name in enumerate(_core.COLLECTIVE_OPS)}
-_ALGORITHMS = {name: code for code, name in enumerate(MESH_ALGORITHMS)}
 _MESH_OPS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all")
 
 
@@ -65,16 +73,10 @@ class MeshGroup:
     """Bytes of each die's vector, as in `mesh_collective`."""
     runs: tuple[Run, ...]
     """Runs whose product is a group."""
-    rectangle: tuple[int, int, int, int]
+    rectangle: tuple[int, ...]
     """The rectangle: column and row of its first die, width and height."""
     algorithm: str = "auto"
     """One of `MESH_ALGORITHMS`."""
-
-
-def _code(table: dict[str, int], name: str, field: str, accepted: Sequence[str]) -> int:
-    if name not in accepted:
-        raise InvalidInputError(f"{field}: {name!r} is not accepted; {nearest(name, accepted)}")
-    return table[name]
 
 
 def _check_runs(runs: Sequence[Run]) -> None:
@@ -122,56 +124,91 @@ def mesh_collective(
     MeshTime(time_s=0.007, algorithm='ordered')
     """
     _check_runs(runs)
-    columns = np.array(list(runs), dtype=np.int32).reshape(-1, 3)
-    time_s, chosen, status = _core.mesh_collectives(
-        np.array([_code(_OPS, op, "op", _MESH_OPS)], dtype=np.uint8),
-        np.array([_code(_ALGORITHMS, algorithm, "algorithm", MESH_ALGORITHMS)], dtype=np.uint8),
-        np.array([float(payload_bytes)]),
-        np.array([0, len(columns)], dtype=np.int64),
-        np.ascontiguousarray(columns[:, 0]),
-        np.ascontiguousarray(columns[:, 1]),
-        np.ascontiguousarray(columns[:, 2]),
-        links,
-    )
-    if status[0]:
-        raise InvalidInputError(f"mesh_collective: {_core.STATUS_SENTENCES[int(status[0])]}")
-    return MeshTime(float(time_s[0]), MESH_ALGORITHMS[int(chosen[0])])
+    operation, how, size, _, plain = _item(MeshGroup(op, payload_bytes, tuple(runs), (), algorithm))
+    time_s, chosen = _core.mesh_collective(operation, how, size, plain, links)
+    return MeshTime(time_s, MESH_ALGORITHMS[chosen])
 
 
-def _dead_mask(columns: int, rows: int, dead: Sequence[tuple[int, int]]) -> Array:
-    mask = np.zeros(columns * rows if dead else 0, dtype=np.uint8)
-    for x, y in dead:
-        if not (0 <= x < columns and 0 <= y < rows):
-            raise InvalidInputError(
-                f"dead: ({x}, {y}) is not accepted; expected a (column, row) inside "
-                f"{columns} x {rows} dies"
-            )
-        mask[y * columns + x] = 1
-    return mask
+@dataclass(frozen=True)
+class Mesh:
+    """A grid of dies, with dead dies and links.
 
+    Examples
+    --------
+    >>> Mesh(2, 2, frozenset({(1, 0)})).near((0, 0))
+    [(0, 1)]
+    """
 
-def _dead_links_mask(
-    columns: int, rows: int, dead_links: Sequence[tuple[tuple[int, int], tuple[int, int]]]
-) -> Array:
-    mask = np.zeros((rows, columns, 4) if dead_links else (0, 0, 4), dtype=np.uint8)
-    directions = {(1, 0): 0, (-1, 0): 1, (0, 1): 2, (0, -1): 3}
-    for (x, y), (u, v) in dead_links:
-        inside = all(0 <= a < columns and 0 <= b < rows for a, b in ((x, y), (u, v)))
-        if not inside or (u - x, v - y) not in directions:
-            raise InvalidInputError(
-                f"dead_links: (({x}, {y}), ({u}, {v})) is not accepted; expected two neighbours, "
-                f"each a (column, row) inside {columns} x {rows} dies"
-            )
-        mask[y, x, directions[u - x, v - y]] = mask[v, u, directions[x - u, y - v]] = 1
-    return mask.reshape(-1)
+    columns: int
+    rows: int
+    dead: frozenset[Die] = frozenset()
+    cut: frozenset[Link] = frozenset()
+    """Links that do not work."""
+
+    @property
+    def turned(self) -> Mesh:
+        """The transposed grid."""
+        dead = frozenset((y, x) for x, y in self.dead)
+        cut = frozenset(frozenset((y, x) for x, y in link) for link in self.cut)
+        return Mesh(self.rows, self.columns, dead, cut)
+
+    def near(self, die: Die) -> list[Die]:
+        """Working neighbours over working links."""
+        x, y = die
+        neighbours = ((x + 1, y), (x, y + 1), (x - 1, y), (x, y - 1))
+        return [
+            (u, v)
+            for u, v in neighbours
+            if 0 <= u < self.columns
+            and 0 <= v < self.rows
+            and (u, v) not in self.dead
+            and frozenset((die, (u, v))) not in self.cut
+        ]
+
+    @cached_property
+    def regions(self) -> tuple[Mesh, ...]:
+        """The connected parts, each with all other dies dead; the largest first."""
+        every = {(x, y) for y in range(self.rows) for x in range(self.columns)}
+        left, parts = every - self.dead, []
+        while left:
+            open_ones = [min(left, key=lambda d: (d[1], d[0]))]
+            part = set(open_ones)
+            while open_ones:
+                for die in self.near(open_ones.pop()):
+                    if die not in part:
+                        part.add(die)
+                        open_ones.append(die)
+            left -= part
+            parts.append(Mesh(self.columns, self.rows, frozenset(every - part), self.cut))
+        return tuple(sorted(parts, key=lambda mesh: len(mesh.dead)))
+
+    @cached_property
+    def _masks(self) -> tuple[Array, Array]:
+        """Dead dies, and dead links by die and direction, as the kernel takes them."""
+        dies = np.zeros((self.rows, self.columns) if self.dead else (0, 0), dtype=np.uint8)
+        for x, y in self.dead:
+            dies[y, x] = 1
+        links = np.zeros((self.rows, self.columns, 4) if self.cut else (0, 0, 4), dtype=np.uint8)
+        for (x, y), (u, v) in map(sorted, self.cut):
+            axis = 2 * (y != v)
+            links[y, x, axis] = links[v, u, axis + 1] = 1
+        return dies.reshape(-1), links.reshape(-1)
+
+    def loads(self, flows: Sequence[Flow] | Array) -> Array:
+        """Add up the bytes on each link when all flows run at once, as `link_loads` does."""
+        (dead, cut), columns = self._masks, np.asarray(flows, dtype=np.float64).reshape(-1, 3).T
+        source, target = (columns[k].astype(np.int32) for k in (0, 1))
+        size = np.ascontiguousarray(columns[2])
+        loads = _core.mesh_loads(self.columns, self.rows, dead, cut, source, target, size)
+        return loads.reshape(self.rows, self.columns, 4)
 
 
 def link_loads(
     columns: int,
     rows: int,
-    flows: Sequence[tuple[int, int, float]] | Array,
-    dead: Sequence[tuple[int, int]] = (),
-    dead_links: Sequence[tuple[tuple[int, int], tuple[int, int]]] = (),
+    flows: Sequence[Flow] | Array,
+    dead: Sequence[Die] = (),
+    dead_links: Sequence[tuple[Die, Die]] = (),
 ) -> Array:
     """Add up the bytes on each link when all flows run at once.
 
@@ -196,17 +233,16 @@ def link_loads(
     >>> link_loads(3, 1, [(0, 2, 10.0), (1, 2, 5.0)])[0, :, 0]
     array([10., 15.,  0.])
     """
-    flow_rows = np.asarray(flows, dtype=np.float64).reshape(-1, 3)
-    loads = _core.mesh_loads(
-        columns,
-        rows,
-        _dead_mask(columns, rows, dead),
-        _dead_links_mask(columns, rows, dead_links),
-        flow_rows[:, 0].astype(np.int32),
-        flow_rows[:, 1].astype(np.int32),
-        np.ascontiguousarray(flow_rows[:, 2]),
-    )
-    return loads.reshape(rows, columns, 4)
+    places = f"inside {columns} x {rows} dies"
+    for x, y in dead:
+        if not (0 <= x < columns and 0 <= y < rows):
+            raise not_accepted("dead", (x, y), f"a (column, row) {places}")
+    for link in dead_links:
+        (x, y), (u, v) = link
+        inside = all(0 <= a < columns and 0 <= b < rows for a, b in link)
+        if not inside or abs(u - x) + abs(v - y) != 1:
+            raise not_accepted("dead_links", link, f"two neighbours, each a (column, row) {places}")
+    return Mesh(columns, rows, frozenset(dead), frozenset(map(frozenset, dead_links))).loads(flows)
 
 
 def collective_loads(columns: int, rows: int, groups: Sequence[MeshGroup], links: Links) -> Array:
@@ -223,19 +259,13 @@ def collective_loads(columns: int, rows: int, groups: Sequence[MeshGroup], links
     >>> collective_loads(3, 1, [line], Links(1e12, 1e12))[0, :, 0]
     array([1., 2., 0.])
     """
-    loads = _core.mesh_collective_loads(columns, rows, links, _items(groups))
+    loads = _core.mesh_collective_loads(columns, rows, links, [_item(group) for group in groups])
     return loads.reshape(rows, columns, 4)
 
 
-def _items(groups: Sequence[MeshGroup]) -> list[Any]:
-    """Convert collectives to the tuples that the kernels take."""
-    return [
-        (
-            _code(_OPS, g.op, "op", _MESH_OPS),
-            _code(_ALGORITHMS, g.algorithm, "algorithm", MESH_ALGORITHMS),
-            float(g.bytes),
-            tuple(g.rectangle),
-            [tuple(run) for run in g.runs],
-        )
-        for g in groups
-    ]
+def _item(group: MeshGroup) -> tuple[Any, ...]:
+    """Convert a collective to the tuple that the kernel takes."""
+    check_one_of("op", group.op, _MESH_OPS)
+    check_one_of("algorithm", group.algorithm, MESH_ALGORITHMS)
+    codes = _core.COLLECTIVE_OPS.index(group.op), MESH_ALGORITHMS.index(group.algorithm)
+    return (*codes, float(group.bytes), group.rectangle, [tuple(run) for run in group.runs])

@@ -15,7 +15,7 @@ from phaze_fast.opgraph.block import block_builder, embedding_builder, head_buil
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder, OperatorSpec
 from phaze_fast.opgraph.gradients import gradients
 from phaze_fast.opgraph.strategy import Strategy
-from phaze_fast.tables import Array
+from phaze_fast.tables import Array, picked
 
 PARTS = ("before", "block", "behind")
 """Part of the model to which an operator belongs: before the blocks, in each block, after them."""
@@ -151,16 +151,10 @@ class MeshOperator:
         n = units * (spec.n // self.units)
         if self.product:
             k = inner * (spec.k // self.inner_units)
-            return replace(
-                spec,
-                b=experts,
-                m=m,
-                n=n,
-                k=k,
-                flops=2.0 * experts * m * n * k,
-                read_bytes=ELEMENT_BYTES * experts * (m * k + k * n),
-                write_bytes=ELEMENT_BYTES * experts * m * n,
-            )
+            reads, size = m * k + k * n, ELEMENT_BYTES * experts * m * n
+            moved = {"read_bytes": ELEMENT_BYTES * experts * reads, "write_bytes": size}
+            flops = 2.0 * experts * m * n * k
+            return replace(spec, b=experts, m=m, n=n, k=k, flops=flops, **moved)
         size = ELEMENT_BYTES * experts * m * n
         reads = spec.read_bytes / spec.write_bytes
         return replace(spec, m=experts * m, n=n, read_bytes=reads * size, write_bytes=size)
@@ -338,19 +332,8 @@ def _routed(builder: LayerBuilder) -> LayerBuilder:
         inputs = tuple(builder.specs[gone].inputs[0] if i == gone else i for i in spec.inputs)
         inputs = tuple(i - (i > gone) for i in inputs)
         if at == sent:
-            size = weigh.write_bytes
-            rewritten.specs.append(
-                OperatorSpec(
-                    "dispatch",
-                    "dropout",
-                    "VC",
-                    inputs[:1],
-                    m=weigh.m,
-                    n=weigh.n,
-                    read_bytes=size,
-                    write_bytes=size,
-                )
-            )
+            sizes = picked(weigh, "m", "n", "write_bytes") | {"read_bytes": weigh.write_bytes}
+            rewritten.specs.append(OperatorSpec("dispatch", "dropout", "VC", inputs[:1], **sizes))
         else:
             rewritten.specs.append(replace(spec, inputs=inputs))
     rewritten.kept = [
@@ -367,13 +350,8 @@ def _check_blocks(model: TransformerModel) -> None:
     InvalidInputError
         The message names the accepted models.
     """
-    unusual = (
-        model.window is not None
-        or model.latent is not None
-        or model.parallel != "no"
-        or model.norm_position not in ("pre", "post")
-        or model.qk_norm != "no"
-    )
+    parts = (model.window, model.latent, model.parallel, model.qk_norm)
+    unusual = parts != (None, None, "no", "no") or model.norm_position not in ("pre", "post")
     mixed = model.moe is not None and (model.moe.dense_layers or model.encoder_layers)
     if mixed or unusual or model.patches is not None:
         raise InvalidInputError(

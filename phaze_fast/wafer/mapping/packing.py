@@ -15,9 +15,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from phaze_fast.wafer.hardware.wafer import Wafer
-
-Die = tuple[int, int]
-Link = frozenset[Die]
+from phaze_fast.wafer.mapping.mesh import Die, Link, Mesh
 
 _NODES = 4_000  # node limit of one path search
 _STARTS = 10  # dies from which path searches start
@@ -35,61 +33,13 @@ class Line:
     """Largest number of hops between consecutive dies."""
 
 
-@dataclass(frozen=True)
-class FaultyMesh:
-    """The grid of dies, with dead dies and links."""
-
-    columns: int
-    rows: int
-    dead: frozenset[Die]
-    cut: frozenset[Link]
-    """Links that do not work."""
-
-    @property
-    def turned(self) -> FaultyMesh:
-        """The transposed grid."""
-        dead = frozenset((y, x) for x, y in self.dead)
-        cut = frozenset(frozenset((y, x) for x, y in link) for link in self.cut)
-        return FaultyMesh(self.rows, self.columns, dead, cut)
-
-    def near(self, die: Die) -> list[Die]:
-        """Working neighbours over working links."""
-        x, y = die
-        neighbours = ((x + 1, y), (x, y + 1), (x - 1, y), (x, y - 1))
-        return [
-            (u, v)
-            for u, v in neighbours
-            if 0 <= u < self.columns
-            and 0 <= v < self.rows
-            and (u, v) not in self.dead
-            and frozenset((die, (u, v))) not in self.cut
-        ]
-
-    def regions(self) -> list[FaultyMesh]:
-        """Return the connected parts, each with all other dies dead; the largest first."""
-        every = {(x, y) for y in range(self.rows) for x in range(self.columns)}
-        left, parts = every - self.dead, []
-        while left:
-            open_ones = [min(left, key=lambda d: (d[1], d[0]))]
-            part = set(open_ones)
-            while open_ones:
-                for die in self.near(open_ones.pop()):
-                    if die not in part:
-                        part.add(die)
-                        open_ones.append(die)
-            left -= part
-            parts.append(FaultyMesh(self.columns, self.rows, frozenset(every - part), self.cut))
-        return sorted(parts, key=lambda mesh: len(mesh.dead))
-
-
-def mesh_of(wafer: Wafer) -> FaultyMesh:
+@lru_cache(maxsize=4096)
+def mesh_of(wafer: Wafer) -> Mesh:
     """Return the mesh of a wafer's dies, with its dead dies and links."""
-    return FaultyMesh(
-        *wafer.grid, frozenset(wafer.dead), frozenset(map(frozenset, wafer.dead_links))
-    )
+    return Mesh(*wafer.grid, frozenset(wafer.dead), frozenset(map(frozenset, wafer.dead_links)))
 
 
-def _free_in_band(mesh: FaultyMesh, width: int, height: int, start: int) -> list[int]:
+def _free_in_band(mesh: Mesh, width: int, height: int, start: int) -> list[int]:
     """Fill a band of rows with rectangles from the left; return their first columns."""
     band = range(start, start + height)
     # First and last columns of dead dies and links: no rectangle may contain both.
@@ -109,7 +59,7 @@ def _free_in_band(mesh: FaultyMesh, width: int, height: int, start: int) -> list
     return first_columns
 
 
-def _bands(mesh: FaultyMesh, width: int, height: int) -> tuple[Die, ...]:
+def _bands(mesh: Mesh, width: int, height: int) -> tuple[Die, ...]:
     """First dies of the rectangles that fit in bands of rows, in boustrophedon order."""
     rows = mesh.rows
     filled = [_free_in_band(mesh, width, height, y) for y in range(max(rows - height + 1, 0))]
@@ -129,23 +79,14 @@ def _bands(mesh: FaultyMesh, width: int, height: int) -> tuple[Die, ...]:
     return tuple(corners)
 
 
-@lru_cache(maxsize=256)
-def regions_of(mesh: FaultyMesh) -> tuple[FaultyMesh, ...]:
-    """Return the connected regions of a mesh, as `FaultyMesh.regions` does, cached."""
-    return tuple(mesh.regions())
-
-
-def bands_in(mesh: FaultyMesh, width: int, height: int) -> tuple[Die, ...]:
-    """First dies of rectangles in bands of rows or of columns, whichever holds more."""
-    across = _bands(mesh, width, height)
-    down = tuple((x, y) for y, x in _bands(mesh.turned, height, width))
-    return max(across, down, key=len)
-
-
 @lru_cache(maxsize=65536)
-def _tiles(mesh: FaultyMesh, width: int, height: int) -> tuple[Die, ...]:
-    corners_by_region = [bands_in(part, width, height) for part in regions_of(mesh)]
-    return max(corners_by_region, key=len, default=())
+def _tiles(mesh: Mesh, width: int, height: int) -> tuple[Die, ...]:
+    """First dies of rectangles in bands of rows or of columns, in the region that holds most."""
+    by_region: list[tuple[Die, ...]] = []
+    for part in mesh.regions:
+        by_region.append(_bands(part, width, height))
+        by_region.append(tuple((x, y) for y, x in _bands(part.turned, height, width)))
+    return max(by_region, key=len, default=())
 
 
 def tiles(wafer: Wafer, width: int, height: int) -> tuple[Die, ...]:
@@ -173,7 +114,7 @@ Step = tuple[Die, tuple[Link, ...]]
 
 
 @lru_cache(maxsize=1024)
-def _steps_of(mesh: FaultyMesh) -> dict[Die, tuple[list[Die], list[Step], list[Step]]]:
+def _steps_of(mesh: Mesh) -> dict[Die, tuple[list[Die], list[Step], list[Step]]]:
     """For each working die: its neighbours, steps to them, and steps over a neighbour."""
     every = ((x, y) for y in range(mesh.rows) for x in range(mesh.columns))
     near = {die: mesh.near(die) for die in every if die not in mesh.dead}
@@ -192,7 +133,7 @@ def _steps_of(mesh: FaultyMesh) -> dict[Die, tuple[list[Die], list[Step], list[S
 class _PathSearch:
     """Depth-first search for a long path from one die; dies with few free neighbours come first."""
 
-    def __init__(self, mesh: FaultyMesh, start: Die, jumps: int) -> None:
+    def __init__(self, mesh: Mesh, start: Die, jumps: int) -> None:
         self.near, self.jumps = _steps_of(mesh), jumps
         self.path, self.seen = [start], {start}
         self.steps: list[tuple[Link, ...]] = [()]
@@ -252,16 +193,16 @@ class _PathSearch:
 
 
 @lru_cache(maxsize=4096)
-def longest_line_in(mesh: FaultyMesh) -> Line:
+def longest_line_in(mesh: Mesh) -> Line:
     """Return the longest line of neighbouring live dies in any region of a mesh."""
     best = Line((), 1)
-    for part in regions_of(mesh):
+    for part in mesh.regions:
         if part.columns * part.rows - len(part.dead) > len(best.dies):
             best = max(best, _line_in(part), key=lambda line: len(line.dies))
     return best
 
 
-def _line_in(mesh: FaultyMesh) -> Line:
+def _line_in(mesh: Mesh) -> Line:
     columns, rows = mesh.columns, mesh.rows
     snake = [(x if y % 2 == 0 else columns - 1 - x, y) for y in range(rows) for x in range(columns)]
     steps = map(frozenset, pairwise(snake))
@@ -367,10 +308,6 @@ def stage_dies(wafer: Wafer, width: int, height: int, stages: int) -> tuple[tupl
     if is_bent(wafer, width, height, stages):
         path = longest_line(wafer).dies
         return tuple(path[k * width : (k + 1) * width] for k in range(stages))
-    return tuple(rectangle_dies(at, width, height) for at in tiles(wafer, width, height)[:stages])
-
-
-def rectangle_dies(corner: Die, width: int, height: int) -> tuple[Die, ...]:
-    """List the dies of a rectangle row by row, from the corner with the smallest coordinates."""
-    x, y = corner
-    return tuple((x + i, y + j) for j in range(height) for i in range(width))
+    inside = [(i, j) for j in range(height) for i in range(width)]
+    corners = tiles(wafer, width, height)[:stages]
+    return tuple(tuple((x + i, y + j) for i, j in inside) for x, y in corners)

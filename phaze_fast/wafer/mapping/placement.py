@@ -21,12 +21,10 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.tables import Array
 from phaze_fast.wafer.hardware.wafer import MemoryTier, Wafer
 from phaze_fast.wafer.mapping.layout import Layout, stages_on
-from phaze_fast.wafer.mapping.mesh import Links, link_loads
-from phaze_fast.wafer.mapping.packing import is_bent, longest_line, stage_dies
+from phaze_fast.wafer.mapping.mesh import Die, Links, Mesh
+from phaze_fast.wafer.mapping.packing import is_bent, longest_line, mesh_of, stage_dies
 
-Die = tuple[int, int]
 Dies = tuple[Die, ...]
-Cut = tuple[tuple[Die, Die], ...]
 Seconds = tuple[float, float]
 """Seconds per byte, and fixed seconds."""
 
@@ -115,8 +113,7 @@ class Placement:
             if wafer.switch is not None:
                 sends += _switch_sends(links, self.layout.dies, len(placed), times)
                 continue
-            mesh = (wafer.grid, tuple(sorted(wafer.dead)), wafer.dead_links, links)
-            sends += _mesh_sends(*mesh, placed, times)
+            sends += _mesh_sends(mesh_of(wafer), links, placed, times)
         if alone:
             return sends
         assert wafer.io is not None  # several wafers require io
@@ -178,11 +175,10 @@ class Placement:
 
 @lru_cache(maxsize=65536)
 def _mesh_sends(
-    grid: Die, dead: Dies, cut: Cut, links: Links, placed: tuple[Dies, ...], chunks: int
+    mesh: Mesh, links: Links, placed: tuple[Dies, ...], chunks: int
 ) -> tuple[Seconds, ...]:
     """Price the sends between stages, each die to the same die of the next stage."""
-    columns, rows = grid
-    stages = len(placed)
+    columns, stages = mesh.columns, len(placed)
     flows = []
     pairs = [(k, k + 1, chunks) for k in range(stages - 1)]
     if chunks > 1 and stages > 1:  # from the last stage back to the first stage's next chunk
@@ -196,18 +192,14 @@ def _mesh_sends(
     if not flows:
         return ((0.0, 0.0),) * stages
     rate = np.array([links.x_bytes_per_s] * 2 + [links.y_bytes_per_s] * 2)
-
-    def loads(some: list[tuple[int, int, float]]) -> Array:
-        return link_loads(columns, rows, some, dead, cut)
-
-    total = loads([f for some in flows for f in some]) / rate
+    total = mesh.loads([f for some in flows for f in some]) / rate
     sends, hops = [0.0] * stages, [0] * stages
     for k, (first, second, times) in enumerate(pairs):
         for direction, sender in ((0, first), (1, second)):
             some = flows[2 * k + direction]
-            sends[sender] += times * float(total[loads(some) > 0].max())
+            sends[sender] += times * float(total[mesh.loads(some) > 0].max())
             # All other dies have the same number of hops.
-            hops[sender] += times * int((loads(some[:1]) > 0).sum())
+            hops[sender] += times * int((mesh.loads(some[:1]) > 0).sum())
     return tuple((rate_s, links.hop_s * count) for rate_s, count in zip(sends, hops, strict=True))
 
 
@@ -225,14 +217,14 @@ def _switch_sends(links: Links, dies: int, stages: int, chunks: int) -> tuple[Se
 # ---- streams ----
 
 
-def _ports(grid: Die, edges: tuple[str, ...], dead: Dies) -> dict[Die, set[int]]:
+def _ports(mesh: Mesh, edges: tuple[str, ...]) -> dict[Die, set[int]]:
     """Dies that carry I/O, each with the axes (0 rows, 1 columns) along which bytes enter."""
-    columns, rows = grid
+    columns, rows = mesh.columns, mesh.rows
     at = {"left": (0, 0), "right": (0, columns - 1), "top": (1, 0), "bottom": (1, rows - 1)}
     ports: dict[Die, set[int]] = {}
     for die in ((x, y) for y in range(rows) for x in range(columns)):
         for axis, place in (at[edge] for edge in edges):
-            if die[axis] == place and die not in dead:
+            if die[axis] == place and die not in mesh.dead:
                 ports.setdefault(die, set()).add(axis)
     return ports
 
@@ -246,40 +238,30 @@ def _flows(columns: int, shares: dict[Die, float], used: Dies) -> Array:
     return np.stack([*pairs, flow_bytes], axis=1)
 
 
-def _reached(grid: Die, dead: Dies, cut: Cut, die: Die, port: Die) -> bool:
-    columns, rows = grid
+def _reached(mesh: Mesh, die: Die, port: Die) -> bool:
     try:
-        link_loads(columns, rows, _flows(columns, {port: 1.0}, (die,)), dead, cut)
+        mesh.loads(_flows(mesh.columns, {port: 1.0}, (die,)))
     except InvalidInputError:
         return False
     return True
 
 
 @lru_cache(maxsize=65536)
-def _unit_loads(
-    grid: Die, edges: tuple[str, ...], dead: Dies, cut: Cut, used: Dies
-) -> Array | None:
+def _unit_loads(mesh: Mesh, edges: tuple[str, ...], used: Dies) -> Array | None:
     """Bytes per link if every die in use receives one byte; None if it can reach no I/O die."""
-    columns, rows = grid
-    ports = _ports(grid, edges, dead)
-    if dead or cut:
-        ports = {
-            die: axes for die, axes in ports.items() if _reached(grid, dead, cut, used[0], die)
-        }
+    ports = _ports(mesh, edges)
+    if mesh.dead or mesh.cut:
+        ports = {die: axes for die, axes in ports.items() if _reached(mesh, used[0], die)}
     if not ports:
         return None
     by_axis = [
         {die: 1.0 / len(ports) / len(axes) for die, axes in ports.items() if axis in axes}
         for axis in (0, 1)
     ]
-    total: Array = link_loads(columns, rows, _flows(columns, by_axis[0], used), dead, cut)
-
-    def turned(dies: Dies) -> Dies:
-        return tuple((y, x) for x, y in dies)
-
+    total = mesh.loads(_flows(mesh.columns, by_axis[0], used))
+    turned = mesh.turned
     shares = {(y, x): share for (x, y), share in by_axis[1].items()}
-    other = tuple((turned((a,))[0], turned((b,))[0]) for a, b in cut)
-    down = link_loads(rows, columns, _flows(rows, shares, turned(used)), turned(dead), other)
+    down = turned.loads(_flows(turned.columns, shares, tuple((y, x) for x, y in used)))
     total = total + down.transpose(1, 0, 2)[:, :, _TURNED]
     total.setflags(write=False)
     return total
@@ -306,9 +288,7 @@ def stream_loads(wafer: Wafer, used: Dies) -> Array | None:
     columns, rows = wafer.grid
     if wafer.off_wafer is None or wafer.switch is not None:
         return np.zeros((rows, columns, 4))
-    return _unit_loads(
-        wafer.grid, wafer.off_wafer.edges, tuple(sorted(wafer.dead)), wafer.dead_links, used
-    )
+    return _unit_loads(mesh_of(wafer), wafer.off_wafer.edges, used)
 
 
 def opposite(loads: Array) -> Array:
@@ -386,23 +366,17 @@ def cross_stage_link_s(wafer: Wafer, placed: tuple[Dies, ...]) -> Array | None:
     """
     if wafer.off_wafer is None:
         return None
-    mesh = (wafer.grid, wafer.off_wafer.edges, tuple(sorted(wafer.dead)), wafer.dead_links)
-    return _cross_stage(*mesh, wafer.link_bytes_per_s, placed)
+    return _cross_stage(mesh_of(wafer), wafer.off_wafer.edges, wafer.link_bytes_per_s, placed)
 
 
 @lru_cache(maxsize=4096)
 def _cross_stage(
-    grid: Die,
-    edges: tuple[str, ...],
-    dead: Dies,
-    cut: Cut,
-    rates: tuple[float, float],
-    placed: tuple[Dies, ...],
+    mesh: Mesh, edges: tuple[str, ...], rates: tuple[float, float], placed: tuple[Dies, ...]
 ) -> Array | None:
     """Return `cross_stage_link_s`, cached."""
     every = []
     for dies in placed:
-        loads = _unit_loads(grid, edges, dead, cut, dies)
+        loads = _unit_loads(mesh, edges, dies)
         seconds_of_links = None if loads is None else _link_seconds(loads, rates)
         if seconds_of_links is None:
             return None

@@ -534,7 +534,7 @@ class Problem:
     def layouts(self) -> Iterator[Layout]:
         """List every layout of the wafer."""
         every = layouts(self.wafer, self.work.blocks, self.training.global_batch, self.work.ends)
-        return filter(lambda layout: layout.stages == 1, every) if self.work.encodes else every
+        return (layout for layout in every if layout.stages == 1 or not self.work.encodes)
 
     def fault(self, layout: Layout) -> str:
         """Return why the model cannot run in a layout; empty if it can."""
@@ -572,11 +572,11 @@ class Problem:
             cross_stage_s=None if cross_stage_s is None else cross_stage_s.reshape(-1),
         )
         first = [mapping.choices(i)[:1] for i in range(len(self.work.operators))]
-        for op, choice in zip(self.work.operators, first, strict=True):
-            if not len(choice):
-                raise InvalidInputError(
-                    f"layout: {layout.width} x {layout.height} dies are not accepted with a "
-                    f"micro-batch of {layout.micro_batch}; {op.name} cannot be split over them"
-                )
-        mapping.assign(np.array([choice[0] for choice in first], dtype=_core.OP_MAPPING_DTYPE))
+        stuck = (op for op, some in zip(self.work.operators, first, strict=True) if not len(some))
+        if (op := next(stuck, None)) is not None:
+            raise InvalidInputError(
+                f"layout: {layout.width} x {layout.height} dies are not accepted with a "
+                f"micro-batch of {layout.micro_batch}; {op.name} cannot be split over them"
+            )
+        mapping.assign(np.concatenate(first))
         return mapping

@@ -15,12 +15,12 @@ from phaze_fast.tables import Array
 from phaze_fast.units import format_bytes
 from phaze_fast.wafer.mapping.encoding import Encoding, OperatorMapping, Runs
 from phaze_fast.wafer.mapping.layout import slots_of
-from phaze_fast.wafer.mapping.mesh import MeshGroup, Run, collective_loads, link_loads
+from phaze_fast.wafer.mapping.mesh import Flow, MeshGroup, Run, collective_loads
 from phaze_fast.wafer.mapping.operators import PARTS, ROLES, MeshOperator
+from phaze_fast.wafer.mapping.packing import mesh_of
 from phaze_fast.wafer.mapping.placement import Dies, Placement, opposite, stream_loads
 from phaze_fast.wafer.mapping.problem import Problem
 
-Flow = tuple[int, int, float]
 Load = TypeVar("Load", float, Array)
 
 _STEPS = ((1, 0), (-1, 0), (0, 1), (0, -1))
@@ -48,6 +48,17 @@ class Transfer:
     """Product with which it may overlap in pieces, if that is faster; empty if it does not
     overlap."""
 
+    def __str__(self) -> str:
+        shape = " and ".join(
+            f"{run.size} along {'xy'[run.axis]}" + (f" by {run.stride}" if run.stride > 1 else "")
+            for run in self.runs
+        )
+        to = f" to {self.target}" if self.target else ""
+        note = ", overlaps with work" if self.hidden else ""
+        note += f", in pieces with {self.overlaps} where shorter" if self.overlaps else ""
+        size = format_bytes(self.payload_bytes)
+        return f"{self.when}: {self.op}{to} over {shape}, {size}{note}"
+
     @property
     def ranks(self) -> int:
         """Number of dies of one group."""
@@ -65,13 +76,10 @@ class _Slots:
 
     def __init__(self, problem: Problem, encoding: Encoding) -> None:
         self.slots = slots_of(encoding.layout.width, encoding.layout.height)
-        op_mappings, _ = encoding.arrays(problem)
+        roles, slots = range(len(ROLES)), range(len(self.slots))
         self.role = [
-            [
-                next(ROLES[r] for r in range(len(ROLES)) if int(op_mapping["slots"][r]) >> k & 1)
-                for k in range(len(self.slots))
-            ]
-            for op_mapping in op_mappings
+            [next(ROLES[r] for r in roles if masks[r] >> k & 1) for k in slots]
+            for masks in encoding.arrays(problem)[0]["slots"].tolist()
         ]
 
     def runs(self, chosen: list[int]) -> tuple[Run, ...]:
@@ -175,18 +183,10 @@ def _edges(problem: Problem, slots: _Slots, micro_batch: int) -> Iterator[Transf
                 continue  # consumers with the same split share one conversion
             paid.add(key)
             for op, chosen, payload in _conversion(slots, before, after, size, limits):
-                move = partial(
-                    Transfer,
-                    source.name,
-                    target.name,
-                    op=op,
-                    runs=slots.runs(chosen),
-                    payload_bytes=payload,
-                )
-                yield move(when=when, hidden=False, overlaps=overlaps)
-                repeatable = op in ("all-gather", "all-to-all") and when == "forward"
-                if repeatable and again:
-                    yield move(when="again", hidden=True)
+                own = (op, slots.runs(chosen), payload)
+                yield Transfer(source.name, target.name, when, *own, False, overlaps)
+                if again and op in ("all-gather", "all-to-all") and when == "forward":
+                    yield Transfer(source.name, target.name, "again", *own, True)
 
 
 def _own(
@@ -305,20 +305,7 @@ def describe(problem: Problem, encoding: Encoding) -> str:
             parts.append(f"output {output_text(op_mapping)}")
         lines.append(f"{op.name:<16} {' | '.join(parts)}")
         for transfer in moves.get(op.name, []):
-            shape = " and ".join(
-                f"{run.size} along {'xy'[run.axis]}"
-                + (f" by {run.stride}" if run.stride > 1 else "")
-                for run in transfer.runs
-            )
-            to = f" to {transfer.target}" if transfer.target else ""
-            note = ", overlaps with work" if transfer.hidden else ""
-            note += (
-                f", in pieces with {transfer.overlaps} where shorter" if transfer.overlaps else ""
-            )
-            lines.append(
-                f"    {transfer.when}: {transfer.op}{to} over {shape}, "
-                f"{format_bytes(transfer.payload_bytes)}{note}"
-            )
+            lines.append(f"    {transfer}")
     return "\n".join(lines)
 
 
@@ -340,9 +327,8 @@ def held_parameters(problem: Problem, encoding: Encoding) -> list[tuple[float, f
         parts = op_mapping.partition
         mine = problem.parameters(i, layout.dies, layout.micro_batch, parts)
         rows = 1 if problem.work.operators[i].expert else parts["rows"]
-        by_operator.append(
-            (mine, float(parts["batch"] * rows * parts["copies"]), op_mapping.weights)
-        )
+        among = float(parts["batch"] * rows * parts["copies"])
+        by_operator.append((mine, among, op_mapping.weights))
     return by_operator
 
 
@@ -373,19 +359,6 @@ def streamed_bytes(problem: Problem, encoding: Encoding) -> Array:
             size /= parts["batch"] * parts["rows"] * parts["columns"]
             streamed += times * [[size * (code == "offload")] for code in codes]
     return streamed
-
-
-def _stream_step_loads(problem: Problem, encoding: Encoding, placed: tuple[Dies, ...]) -> Array:
-    """Link loads of the streams of a step; `placed` lists the dies of every stage."""
-    columns, rows = problem.wafer.grid
-    total = np.zeros((rows, columns, 4))
-    for dies, (read_bytes, written_bytes) in zip(
-        placed, streamed_bytes(problem, encoding), strict=True
-    ):
-        unit = stream_loads(problem.wafer, dies)
-        if unit is not None:
-            total += read_bytes * unit + written_bytes * opposite(unit)
-    return total
 
 
 def _by_part(
@@ -428,7 +401,7 @@ def step_loads(problem: Problem, encoding: Encoding) -> Array:
     ((5, 8, 4), True, False)
     """
     wafer, placement = problem.wafer, encoding.placement(problem)
-    columns, rows = wafer.grid
+    columns = wafer.grid[0]
     if wafer.switch is not None:
         return _switch_loads(problem, encoding, placement)
     share = _boundary_bytes(problem, encoding) / encoding.layout.dies
@@ -437,9 +410,14 @@ def step_loads(problem: Problem, encoding: Encoding) -> Array:
         for (x, y), (u, v) in zip(placement.dies[first], placement.dies[second], strict=True):
             flows.append((y * columns + x, v * columns + u, times * share))
             flows.append((v * columns + u, y * columns + x, times * share))
-    total = link_loads(columns, rows, flows, tuple(sorted(wafer.dead)), wafer.dead_links)
-    total = total + _stream_step_loads(problem, encoding, placement.dies)
-    return total / len(placement.by_wafer)
+    total = mesh_of(wafer).loads(flows)
+    streams = np.zeros_like(total)
+    streamed = streamed_bytes(problem, encoding)
+    for dies, (read_bytes, written_bytes) in zip(placement.dies, streamed, strict=True):
+        unit = stream_loads(wafer, dies)
+        if unit is not None:
+            streams += read_bytes * unit + written_bytes * opposite(unit)
+    return (total + streams) / len(placement.by_wafer)
 
 
 def _boundary_bytes(problem: Problem, encoding: Encoding) -> float:
@@ -472,20 +450,17 @@ def _on_dies(loads: Array, dies: Dies, width: int, columns: int) -> list[Flow]:
     """Convert link loads of a rectangle to flows between the dies at which it is placed."""
     flows = []
     for j, i, direction in zip(*np.nonzero(loads), strict=True):
-        (x, y), (u, v) = (
-            dies[j * width + i],
-            dies[(j + _STEPS[direction][1]) * width + i + _STEPS[direction][0]],
-        )
+        dx, dy = _STEPS[direction]
+        (x, y), (u, v) = dies[j * width + i], dies[(j + dy) * width + i + dx]
         flows.append((y * columns + x, v * columns + u, float(loads[j, i, direction])))
     return flows
 
 
 def _switch_loads(problem: Problem, encoding: Encoding, placement: Placement) -> Array:
     """Bytes that each die sends to the switches and receives from them."""
-    columns, rows = problem.wafer.grid
     wafers, chunks = placement.wafers, encoding.layout.chunks
     share = _boundary_bytes(problem, encoding) / encoding.layout.dies
-    loads = np.zeros((rows, columns, 4))
+    loads = np.zeros((*problem.wafer.grid[::-1], 4))
 
     def sent_bytes(move: Transfer) -> float:
         summed = move.op == "all-reduce" and placement.links().fabric == 2

@@ -18,8 +18,9 @@ theirs, not ours: a partial sum is always reduced, and bytes take the bandwidth 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise, product
 from math import prod
 from typing import Any
@@ -89,21 +90,15 @@ def linear_axis_assignment(layout: Layout, tp: int) -> AxisAssignment:
     >>> linear_axis_assignment(Layout(4, 2, 1, 8), 2)
     ('tensor', 'data', 'data')
     """
-    axis_assignment, left = [], tp
-    for slot in slots_of(layout.width, layout.height):
-        if left > 1 and left % slot.size == 0:
-            axis_assignment.append("tensor")
-            left //= slot.size
-        elif left > 1:
-            break
-        else:
-            axis_assignment.append("data")
-    if left != 1:
+    sizes = [slot.size for slot in slots_of(layout.width, layout.height)]
+    widths = [prod(sizes[:count]) for count in range(len(sizes) + 1)]
+    if tp not in widths:
         raise InvalidInputError(
             f"tp: {tp} is not accepted on {layout.width} x "
             f"{layout.height} dies; expected a product of the sides' innermost factors"
         )
-    return tuple(axis_assignment)
+    count = widths.index(tp)
+    return ("tensor",) * count + ("data",) * (len(sizes) - count)
 
 
 def axis_assignments(layout: Layout, tp: int) -> list[AxisAssignment]:
@@ -118,19 +113,13 @@ def axis_assignments(layout: Layout, tp: int) -> list[AxisAssignment]:
     sides: list[list[AxisAssignment]] = []
     for axis in (0, 1):
         count = sum(slot.axis == axis for slot in slots)
-        options = []
-        for cut in range(count + 1):
-            options.append(("tensor",) * cut + ("data",) * (count - cut))
-            options.append(("data",) * (count - cut) + ("tensor",) * cut)
-        sides.append(list(dict.fromkeys(options)))
-    wanted = []
-    for x in sides[0]:
-        for y in sides[1]:
-            axis_assignment = x + y
-            used = zip(slots, axis_assignment, strict=True)
-            if prod(slot.size for slot, use in used if use == "tensor") == tp:
-                wanted.append(axis_assignment)
-    return wanted
+        inner = [("tensor",) * cut + ("data",) * (count - cut) for cut in range(count + 1)]
+        sides.append(list(dict.fromkeys(way for some in inner for way in (some, some[::-1]))))
+
+    def width(uses: AxisAssignment) -> int:
+        return prod(slot.size for slot, use in zip(slots, uses, strict=True) if use == "tensor")
+
+    return [x + y for x, y in product(*sides) if width(x + y) == tp]
 
 
 def _mask(axis_assignment: Sequence[str], use: str) -> int:
@@ -150,32 +139,24 @@ def op_mappings_of(roles: Sequence[Mapping[str, int]], weights: str) -> Array:
 
 
 def encode(
-    problem: Problem, layout: Layout, op_mappings: Array, recompute: str | Sequence[str] = "none"
+    problem: Problem, layout: Layout, op_mappings: Array, recompute: str = "none"
 ) -> Encoding:
     """Return operator mappings with a recompute mode as an encoding."""
     outputs = np.tile(outputs_of(problem, recompute), layout.stages)
     return Encoding.from_arrays(problem, layout, op_mappings, outputs)
 
 
-def outputs_of(problem: Problem, recompute: str | Sequence[str]) -> Array:
-    """Return a code of `OUTPUTS` per operator, given a mode or the recomputed operators."""
+def outputs_of(problem: Problem, recompute: str) -> Array:
+    """Return a code of `OUTPUTS` per operator, given a mode of `RECOMPUTE` or `OFFLOADED`."""
+    check_one_of("recompute", recompute, (*RECOMPUTE, *OFFLOADED))
     codes = np.zeros(len(problem.work.operators), dtype=np.uint8)
-    if recompute == "none":
-        return codes
-    if isinstance(recompute, str):
-        check_one_of("recompute", recompute, (*RECOMPUTE, *OFFLOADED))
     for i, op in enumerate(problem.work.operators):
-        accepted = problem.accepted_outputs(i)
+        selected = recompute == "selective" and plain_name(op.name) in SELECTIVE
+        again = op.part == "block" and (selected or recompute in ("full", "full-offload"))
+        chosen = "recompute" if again else "stash"
         if recompute == "offload" or (recompute == "full-offload" and i in problem.work.entering):
             chosen = "offload"
-        elif recompute in ("full", "full-offload"):
-            chosen = "recompute" if op.part == "block" else "stash"
-        elif recompute == "selective":
-            selected = op.part == "block" and plain_name(op.name) in SELECTIVE
-            chosen = "recompute" if selected else "stash"
-        else:
-            chosen = "recompute" if op.name in recompute else "stash"
-        codes[i] = OUTPUTS.index(chosen if chosen in accepted else "stash")
+        codes[i] = OUTPUTS.index(chosen if chosen in problem.accepted_outputs(i) else "stash")
     return codes
 
 
@@ -347,6 +328,10 @@ def inter_layer(before: str, after: str, size: float, parts: int = 2) -> float:
     return size * table.get((before, after), 0.0)
 
 
+_Choice = tuple[float, tuple[str, ...]]
+"""Cost and types of the first layers of a chain."""
+
+
 def types_of(
     layers: Sequence[LayerSize], parts: int, kinds: Sequence[str] = TYPES
 ) -> tuple[str, ...]:
@@ -361,30 +346,17 @@ def types_of(
     >>> types_of([LayerSize("a", 8.0, 8.0, 4096.0), LayerSize("b", 8.0, 8.0, 4096.0)], 2)
     ('columns', 'inner')
     """
-    cost = {kind: intra_layer(kind, layers[0]) for kind in kinds}
-    back: list[dict[str, str]] = []
+    best: dict[str, _Choice] = {kind: (intra_layer(kind, layers[0]), (kind,)) for kind in kinds}
     for previous, layer in pairwise(layers):
-        step, following = {}, {}
+        following: dict[str, _Choice] = {}
         for kind in kinds:
-            best = min(
-                kinds,
-                key=lambda k: (
-                    cost[k] + inter_layer(k, kind, previous.outputs, parts),
-                    kinds.index(k),
-                ),
+            cost, at = min(
+                (best[before][0] + inter_layer(before, kind, previous.outputs, parts), at)
+                for at, before in enumerate(kinds)
             )
-            step[kind] = best
-            following[kind] = (
-                cost[best]
-                + inter_layer(best, kind, previous.outputs, parts)
-                + intra_layer(kind, layer)
-            )
-        back.append(step)
-        cost = following
-    chosen = [min(kinds, key=lambda k: (cost[k], kinds.index(k)))]
-    for step in reversed(back):
-        chosen.append(step[chosen[-1]])
-    return tuple(reversed(chosen))
+            following[kind] = (cost + intra_layer(kind, layer), (*best[kinds[at]][1], kind))
+        best = following
+    return min(best.values(), key=lambda choice: choice[0])[1]
 
 
 def _products(problem: Problem, micro_batch: int) -> list[LayerSize]:
@@ -398,7 +370,8 @@ def _products(problem: Problem, micro_batch: int) -> list[LayerSize]:
     return layers
 
 
-def _partition(problem: Problem, layout: Layout, kinds: Sequence[str]) -> Encoding:
+def typed_op_mappings(problem: Problem, layout: Layout, kinds: Sequence[str]) -> Array:
+    """Operator mappings of a partition by types, one cut per slot; weights are replicated."""
     layers = _products(problem, layout.micro_batch)
     slots = slots_of(layout.width, layout.height)
     left = {
@@ -406,22 +379,17 @@ def _partition(problem: Problem, layout: Layout, kinds: Sequence[str]) -> Encodi
         for op in problem.work.operators
         if op.product
     }
-    assigned: list[Mapping[str, str]] = [{} for _ in slots]
+    types: list[dict[str, str]] = [{} for _ in slots]
     # The first cut is the coarsest: the outermost slots, the longer side first.
     for position in sorted(range(len(slots)), key=lambda k: -slots[k].stride):
         size = slots[position].size
-        chosen = types_of(layers, size, kinds)
-        accepted = {}
-        following = []
-        for layer, kind in zip(layers, chosen, strict=True):
+        for layer, kind in zip(layers, types_of(layers, size, kinds), strict=True):
             if left[layer.name][kind] < size:
                 kind = max(kinds, key=lambda k: left[layer.name][k])
             left[layer.name][kind] //= size
-            accepted[layer.name] = kind
-            following.append(layer.cut(kind, size))
-        assigned[position] = accepted
-        layers = following
-    return from_types(problem, layout, assigned)
+            types[position][layer.name] = kind
+        layers = [layer.cut(types[position][layer.name], size) for layer in layers]
+    return op_mappings_of(_roles_of(problem, types), "replicated")
 
 
 def accpar(problem: Problem, layout: Layout) -> Encoding:
@@ -433,7 +401,7 @@ def accpar(problem: Problem, layout: Layout) -> Encoding:
     >>> len(accpar(problem, Layout(4, 2, 1, 64)).operator_mappings) == len(problem.work.operators)
     True
     """
-    return _partition(problem, layout, TYPES)
+    return encode(problem, layout, typed_op_mappings(problem, layout, TYPES))
 
 
 def hypar(problem: Problem, layout: Layout) -> Encoding:
@@ -446,14 +414,14 @@ def hypar(problem: Problem, layout: Layout) -> Encoding:
     >>> {m.partition["columns"] for m in plan.operator_mappings if m.operator == "up"}
     {1}
     """
-    return _partition(problem, layout, TYPES[:2])
+    return encode(problem, layout, typed_op_mappings(problem, layout, TYPES[:2]))
 
 
-def from_types(problem: Problem, layout: Layout, types: Sequence[Mapping[str, str]]) -> Encoding:
-    """Return one type per product and slot as an encoding; other operators follow their input.
+def _roles_of(problem: Problem, types: Sequence[Mapping[str, str]]) -> list[dict[str, int]]:
+    """Return the slots of each role by operator; operators without a type follow their input.
 
-    Weights are replicated. `types` gives for each slot the role (batch, inner or columns: AccPar's
-    types I, II and III) by operator.
+    `types` gives for each slot the role (batch, inner or columns: AccPar's types I, II and III) of
+    each product by its name.
     """
     feeds: dict[int, int] = {}
     for kinds in (("inside", "exit"), ("wrap",)):
@@ -467,7 +435,7 @@ def from_types(problem: Problem, layout: Layout, types: Sequence[Mapping[str, st
             before = role_of.get(feeds.get(i, -1), "batch")
             role_of[i] = by_name.get(op.name) or _following(op, before)
             roles[i][role_of[i]] = roles[i].get(role_of[i], 0) | 1 << slot
-    return encode(problem, layout, op_mappings_of(roles, "replicated"))
+    return roles
 
 
 def _following(op: MeshOperator, made: str) -> str:
@@ -478,7 +446,7 @@ def _following(op: MeshOperator, made: str) -> str:
     return "columns" if "columns" in op.roles and op.spec.kind != "norm" else "batch"
 
 
-# ---- candidates ----
+# ---- systems and their candidates ----
 
 Candidate = tuple[Array, Array | None]
 """Operator mappings, and output codes for one stage (None: outputs are chosen exactly)."""
@@ -486,13 +454,53 @@ Candidate = tuple[Array, Array | None]
 Candidates = Callable[[Layout], Iterator[Candidate]]
 """Yields the candidates of a layout."""
 
-OFF_WAFER = {
-    "megatron_offload": "Megatron-LM with optimiser state, gradients and activations off the wafer",
-    "zero_offload": "ZeRO-Offload: replicas, gradients and optimiser state off the wafer",
-    "zero_infinity": "ZeRO-Infinity: replicas, all state and checkpoints off the wafer",
-    "weight_streaming": "Cerebras: one stage, all weights streamed, activations on the wafer",
+
+@dataclass(frozen=True)
+class System:
+    """What the plans of one system may be."""
+
+    split: str
+    """pairs: products by columns, then rows, as Megatron-LM does; replicas: the batch over all
+    dies; types: as AccPar does."""
+    weights: tuple[str, ...] = ("replicated",)
+    """Weight modes."""
+    outputs: tuple[str, ...] = RECOMPUTE
+    """Treatments of outputs; none where they are chosen exactly."""
+    one_stage: bool = True
+    """Whether there is no pipeline."""
+    off_wafer: bool = False
+    """Whether it needs memory off the wafer."""
+    types: tuple[str, ...] = TYPES
+    """Types that products may be split by, of `TYPES`."""
+
+
+SYSTEMS = {
+    "megatron": System("pairs", ("replicated", "zero1"), one_stage=False),
+    "zero3": System("replicas", ("zero3",)),
+    "accpar": System("types", outputs=("none",)),
+    "hypar": System("types", outputs=("none",), types=TYPES[:2]),
+    # Optimiser state, gradients and activations of Megatron-LM off the wafer.
+    "megatron_offload": System(
+        "pairs",
+        weights=("replicated", "zero1", "offload"),
+        outputs=(*RECOMPUTE, *OFFLOADED),
+        one_stage=False,
+        off_wafer=True,
+    ),
+    # Replicas on the wafer; gradients and optimiser state off it (Ren et al. 2021).
+    "zero_offload": System("replicas", ("offload",), off_wafer=True),
+    # All state and checkpoints off the wafer (Rajbhandari et al. 2021).
+    "zero_infinity": System("replicas", ("stream",), (*RECOMPUTE, "full-offload"), off_wafer=True),
+    # Cerebras: all weights streamed, activations on the wafer (Lie 2022).
+    "weight_streaming": System("pairs", ("stream",), off_wafer=True),
 }
-"""Systems that use off-wafer memory (Ren et al. 2021; Rajbhandari et al. 2021; Lie 2022)."""
+"""Other systems by name."""
+
+BASELINES = tuple(SYSTEMS)
+"""Names of other systems; the last ones need off-wafer memory."""
+
+OFF_WAFER = tuple(name for name, system in SYSTEMS.items() if system.off_wafer)
+"""Systems that use off-wafer memory."""
 
 
 def megatron_shapes(
@@ -504,10 +512,8 @@ def megatron_shapes(
         if most % t or layout.micro_batch % (layout.dies // t):
             continue
         if linear:
-            try:
+            with suppress(InvalidInputError):
                 yield t, linear_axis_assignment(layout, t)
-            except InvalidInputError:
-                continue
         else:
             for axis_assignment in axis_assignments(layout, t):
                 yield t, axis_assignment
@@ -521,49 +527,42 @@ def is_linear(problem: Problem, layout: Layout) -> bool:
     return layout.height == 1 or layout.width == problem.wafer.grid[0]
 
 
-def all_layouts(problem: Problem, linear: bool) -> list[Layout]:
-    """Layouts of 1F1B or interleaved pipelines: all, or only those of consecutive ranks."""
-    layouts = problem.layouts()
-    known = (layout for layout in layouts if layout.schedule != "zb-h1")
-    return [layout for layout in known if not linear or is_linear(problem, layout)]
+def layouts_of(problem: Problem, system: System, linear: bool) -> list[Layout]:
+    """Layouts of 1F1B or interleaved pipelines that suit a system: all, or of consecutive ranks.
 
-
-def megatron_candidates(
-    problem: Problem, linear: bool, weights: Iterable[str], outputs: Iterable[str] = RECOMPUTE
-) -> Candidates:
-    """Megatron-LM's splits of every width, with several weight modes and outputs.
-
-    Without outputs, they are chosen exactly.
+    Replicas need at least one sequence per die.
     """
-    codes: list[Array | None] = [outputs_of(problem, mode) for mode in outputs] or [None]
-    modes = tuple(weights)
+    return [
+        layout
+        for layout in problem.layouts()
+        if layout.schedule != "zb-h1"
+        and (layout.stages == 1 or not system.one_stage)
+        and (system.split != "replicas" or layout.micro_batch % layout.dies == 0)
+        and (not linear or is_linear(problem, layout))
+    ]
+
+
+def candidates_of(problem: Problem, system: System, linear: bool = False) -> Candidates:
+    """Every split of a layout that suits a system, with its weight modes and outputs."""
+    codes: list[Array | None] = [outputs_of(problem, mode) for mode in system.outputs] or [None]
 
     @cache  # micro-batches, stages and schedules share one plan
-    def plan(axis_assignment: AxisAssignment, shared: bool, mode: str, spread: bool) -> Array:
-        mapping_array = megatron_op_mappings(problem, axis_assignment, shared, mode, spread)
-        mapping_array.setflags(write=False)
-        return mapping_array
+    def pairs(axis_assignment: AxisAssignment, shared: bool, mode: str, spread: bool) -> Array:
+        op_mappings = megatron_op_mappings(problem, axis_assignment, shared, mode, spread)
+        op_mappings.setflags(write=False)
+        return op_mappings
 
-    def candidates(layout: Layout) -> Iterator[Candidate]:
-        for t, axis_assignment in megatron_shapes(problem, layout, linear):
-            for variant in megatron_variants(problem, t, modes):
-                op_mappings = plan(axis_assignment, *variant)
-                for output_codes in codes:
-                    yield op_mappings, output_codes
+    def splits(layout: Layout) -> Iterator[Array]:
+        if system.split == "replicas":
+            yield zero3_op_mappings(problem, layout, system.weights[0])
+        elif system.split == "pairs":
+            for t, axis_assignment in megatron_shapes(problem, layout, linear):
+                for variant in megatron_variants(problem, t, system.weights):
+                    yield pairs(axis_assignment, *variant)
+        else:
+            yield typed_op_mappings(problem, layout, system.types)
 
-    return candidates
-
-
-def zero3_candidates(problem: Problem, weights: str, outputs: Iterable[str]) -> Candidates:
-    """Candidates with replicas on all dies, one weight mode and several outputs."""
-    codes = [outputs_of(problem, mode) for mode in outputs]
-
-    def candidates(layout: Layout) -> Iterator[Candidate]:
-        op_mappings = zero3_op_mappings(problem, layout, weights)
-        for output_codes in codes:
-            yield op_mappings, output_codes
-
-    return candidates
+    return lambda layout: product(splits(layout), codes)
 
 
 def largest(found: list[Layout]) -> list[Layout]:
@@ -573,23 +572,6 @@ def largest(found: list[Layout]) -> list[Layout]:
 
 
 # ---- tuning ----
-
-BASELINES = ("megatron", "zero3", "accpar", "hypar", *OFF_WAFER)
-"""Other systems; the last ones need off-wafer memory."""
-
-# Weight modes and outputs of the systems that split products as Megatron-LM does.
-_MEGATRON = {
-    "megatron": (("replicated", "zero1"), RECOMPUTE),
-    "megatron_offload": (("replicated", "zero1", "offload"), (*RECOMPUTE, *OFFLOADED)),
-    "weight_streaming": (("stream",), RECOMPUTE),
-}
-# Weight mode and outputs of the systems with replicas on all dies.
-_REPLICAS = {
-    "zero3": ("zero3", RECOMPUTE),
-    "zero_offload": ("offload", RECOMPUTE),
-    "zero_infinity": ("stream", (*RECOMPUTE, "full-offload")),
-}
-_TYPED = {"accpar": accpar, "hypar": hypar}
 
 VARIANTS = ("default", "tuned", "tiled")
 """Plans of each system; see `Baseline`."""
@@ -630,7 +612,7 @@ class Baseline:
         return cls(name, **plans, evaluations=evaluations, default_is_tuned=stands_in)
 
 
-class _Tuner:
+class Tuner:
     """Evaluates candidates layout by layout."""
 
     def __init__(self, problem: Problem) -> None:
@@ -641,6 +623,7 @@ class _Tuner:
         self.tiled: dict[tuple[bytes, int], Array] = {}
 
     def mapping(self, layout: Layout) -> _core.Mapping | None:
+        """Compile a layout, cached; None if some operator cannot be split over its dies."""
         if layout not in self.compiled:
             try:
                 self.compiled[layout] = self.problem.mapping(layout)
@@ -687,55 +670,30 @@ class _Tuner:
         return evaluation_of(self.problem, layout, mapping, outputs)
 
 
-def best_candidate(
-    problem: Problem, wanted: Iterable[Layout], candidates: Candidates
-) -> Evaluation | None:
-    """Return the fastest candidate that fits, or the one that exceeds memory least."""
-    return _Tuner(problem).best(wanted, candidates)
-
-
-def _megatron_default(problem: Problem, tuner: _Tuner) -> Evaluation | None:
+def _megatron_default(problem: Problem, tuner: Tuner) -> Evaluation | None:
     """Tensor parallelism as wide as a node, fewest stages that fit, micro-batches of 1."""
-    widths = (width for width in (_NODE, 4, 2, 1) if (heads(problem) or 1) % width == 0)
-    plans = (_megatron_at(problem, tuner, width) for width in widths)
-    return next((plan for plan in plans if plan is not None), None)
-
-
-def _megatron_at(problem: Problem, tuner: _Tuner, width: int) -> Evaluation | None:
-    best: Evaluation | None = None
     codes = outputs_of(problem, "full")
+    for width in (_NODE, 4, 2, 1):
 
-    def candidates(layout: Layout) -> Iterator[Candidate]:
-        for t, axis_assignment in megatron_shapes(problem, layout, True):
-            if t == width and layout.micro_batch == layout.dies // t:
-                yield megatron_op_mappings(problem, axis_assignment, False, "replicated"), codes
+        def candidates(layout: Layout, width: int = width) -> Iterator[Candidate]:
+            for t, axis_assignment in megatron_shapes(problem, layout, True):
+                if t == width:
+                    yield megatron_op_mappings(problem, axis_assignment, False, "replicated"), codes
 
-    by_stages: dict[int, list[Layout]] = {}
-    for layout in all_layouts(problem, True):
-        if layout.dies % width == 0 and layout.micro_batch == layout.dies // width:
-            by_stages.setdefault(layout.stages, []).append(layout)
-    for stages in sorted(by_stages):
-        evaluation = tuner.best(largest(by_stages[stages]), candidates)
-        if evaluation is not None and (best is None or evaluation.rank < best.rank):
-            best = evaluation
-        if best is not None and best.fits:
-            break
-    return best
-
-
-def _typed_candidates(problem: Problem, plan: Callable[[Problem, Layout], Encoding]) -> Candidates:
-    codes = outputs_of(problem, "none")
-
-    @cache  # the same layouts are evaluated in rank order and in tiles
-    def op_mappings_on(layout: Layout) -> Array:
-        mapping_array = plan(problem, layout).arrays(problem)[0]
-        mapping_array.setflags(write=False)
-        return mapping_array
-
-    def candidates(layout: Layout) -> Iterator[Candidate]:
-        yield op_mappings_on(layout), codes
-
-    return candidates
+        by_stages: dict[int, list[Layout]] = {}
+        fits = (heads(problem) or 1) % width == 0
+        for layout in layouts_of(problem, SYSTEMS["megatron"], True) if fits else ():
+            if layout.dies % width == 0 and layout.micro_batch == layout.dies // width:
+                by_stages.setdefault(layout.stages, []).append(layout)
+        found: list[Evaluation] = []
+        for stages in sorted(by_stages):
+            evaluation = tuner.best(largest(by_stages[stages]), candidates)
+            found += [evaluation] if evaluation is not None else []
+            if found and found[-1].fits:
+                break
+        if found:
+            return min(found, key=lambda evaluation: evaluation.rank)
+    return None
 
 
 def _whole_wafer(problem: Problem) -> list[Layout]:
@@ -761,7 +719,7 @@ def baselines_on(problem: Problem) -> tuple[str, ...]:
     ('megatron', 'zero3', 'accpar', 'hypar')
     """
     shared = problem.training.global_batch % problem.wafer.wafer_count == 0
-    known = [n for n in BASELINES if n not in OFF_WAFER or problem.stream is not None]
+    known = [n for n, s in SYSTEMS.items() if not s.off_wafer or problem.stream is not None]
     return tuple(n for n in known if shared or n.startswith("megatron"))
 
 
@@ -782,7 +740,7 @@ def baselines(problem: Problem, names: Iterable[str] | None = None) -> dict[str,
     >>> plans.tuned.time_s <= plans.default.time_s
     True
     """
-    tuner = _Tuner(problem)
+    tuner = Tuner(problem)
     by_name: dict[str, Baseline] = {}
     for name in baselines_on(problem) if names is None else names:
         if name not in baselines_on(problem):
@@ -790,10 +748,12 @@ def baselines(problem: Problem, names: Iterable[str] | None = None) -> dict[str,
                 f"baselines: {name!r} is not accepted; accepted on {problem.wafer.name}: "
                 f"{', '.join(baselines_on(problem))}"
             )
-        before = tuner.evaluations
-        rules = _rules(problem, name)
-        default = _default(problem, tuner, name, *rules)
-        tuned, tiled = (tuner.best(rules[0](linear), rules[1](linear)) for linear in (True, False))
+        before, system = tuner.evaluations, SYSTEMS[name]
+        default = _default(problem, tuner, name)
+        tuned, tiled = (
+            tuner.best(layouts_of(problem, system, linear), candidates_of(problem, system, linear))
+            for linear in (True, False)
+        )
         stands_in = default is None
         tuned = _or(tuned, tiled, default)
         default = _or(default, tuned)
@@ -813,37 +773,14 @@ def _or(*plans: Evaluation | None) -> Evaluation:
     return first
 
 
-def _rules(
-    problem: Problem, name: str
-) -> tuple[Callable[[bool], list[Layout]], Callable[[bool], Candidates]]:
-    """Return the layouts and the candidates of a system, in linear order or in any tiling."""
-
-    def one_stage(linear: bool) -> list[Layout]:
-        return [layout for layout in all_layouts(problem, linear) if layout.stages == 1]
-
-    def replicated(linear: bool) -> list[Layout]:  # with at least one sequence per die
-        return [layout for layout in one_stage(linear) if layout.micro_batch % layout.dies == 0]
-
-    if name in _REPLICAS:
-        return replicated, lambda _: zero3_candidates(problem, *_REPLICAS[name])
-    if name in _TYPED:
-        typed = _typed_candidates(problem, _TYPED[name])
-        return one_stage, lambda _: typed
-    layouts = one_stage if name == "weight_streaming" else partial(all_layouts, problem)
-    return layouts, lambda linear: megatron_candidates(problem, linear, *_MEGATRON[name])
-
-
-def _default(
-    problem: Problem,
-    tuner: _Tuner,
-    name: str,
-    layouts: Callable[[bool], list[Layout]],
-    candidates: Callable[[bool], Candidates],
-) -> Evaluation | None:
+def _default(problem: Problem, tuner: Tuner, name: str) -> Evaluation | None:
     """Return the plan that a system's own advice gives; None if it gives none on this wafer."""
     if name == "megatron":
         return _megatron_default(problem, tuner)
     if name == "zero3":
-        one_each = [layout for layout in layouts(True) if layout.micro_batch == layout.dies]
-        return tuner.best(largest(one_each), zero3_candidates(problem, "zero3", ["none"]))
-    return tuner.best(_whole_wafer(problem), candidates(False)) if name in _TYPED else None
+        plain = replace(SYSTEMS[name], outputs=("none",))
+        each_one = [own for own in layouts_of(problem, plain, True) if own.micro_batch == own.dies]
+        return tuner.best(largest(each_one), candidates_of(problem, plain))
+    if name in ("accpar", "hypar"):
+        return tuner.best(_whole_wafer(problem), candidates_of(problem, SYSTEMS[name]))
+    return None

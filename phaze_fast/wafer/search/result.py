@@ -70,14 +70,6 @@ def bound_space_of(problem: Problem, layouts: str = "") -> str:
     return "; ".join(said)
 
 
-def no_layout(problem: Problem) -> str:
-    """Return the message that no layout of a wafer is valid for a model."""
-    return (
-        f"wafer: {problem.wafer.name} has no rectangle over which every operator of "
-        f"{problem.model.name} can be split"
-    )
-
-
 def status_of(fits: bool, gap: float, proven_oom: bool) -> str:
     """Return the status of a search.
 
@@ -240,9 +232,7 @@ class MappingResult(Table):
         values = dict(data)
         values["bound_s"] = float("inf") if values["bound_s"] is None else values["bound_s"]
         values["best"] = Evaluation.from_dict(values["best"])
-        values["runners_up"] = tuple(
-            Evaluation.from_dict(evaluation) for evaluation in values["runners_up"]
-        )
+        values["runners_up"] = tuple(map(Evaluation.from_dict, values["runners_up"]))
         return cls(problem=problem, **values)
 
     def __str__(self) -> str:

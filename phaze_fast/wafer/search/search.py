@@ -16,14 +16,14 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.tables import Array
+from phaze_fast.tables import Array, picked
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes
 from phaze_fast.wafer.mapping.encoding import Encoding
@@ -46,7 +46,6 @@ from phaze_fast.wafer.search.result import (
     Effort,
     MappingResult,
     bound_space_of,
-    no_layout,
     whole_number,
 )
 from phaze_fast.wafer.search.session import Data, Progress, Session, Task, session_of
@@ -269,9 +268,7 @@ class MappingSearch:
         queue.sort(key=lambda pair: pair[1] not in self.starts)
         if queue and min(queue)[0] == float("inf") == self.below_s:
             self.missing = True
-            return [
-                (0.0, layout) for layout in sorted((layout for _, layout in queue), key=_by_memory)
-            ]
+            return [(0.0, layout) for layout in sorted(wanted, key=_by_memory)]
         return queue
 
     def survey(self, pool: ThreadPoolExecutor, queue: list[tuple[float, Layout]]) -> list[Tried]:
@@ -460,10 +457,16 @@ def search_mapping(
     >>> result.best.fits and result.bound_s <= result.best.time_s
     True
     """
-    effort = effort or Effort()
-    result = MappingSearch(problem, effort, seed, threads, starts, progress, wanted).run()
+    settings = (effort or Effort(), seed, threads, starts, progress, wanted)
+    return _existing(problem, MappingSearch(problem, *settings).run())
+
+
+def _existing(problem: Problem, result: MappingResult | None) -> MappingResult:
     if result is None:
-        raise InvalidInputError(no_layout(problem))
+        raise InvalidInputError(
+            f"wafer: {problem.wafer.name} has no rectangle over which every operator of "
+            f"{problem.model.name} can be split"
+        )
     return result
 
 
@@ -492,8 +495,7 @@ def _wanted(problem: Problem, name: str | dict[str, Any]) -> list[Layout] | None
         return [Layout(**{**name, "blocks": tuple(name["blocks"])})]
     if name == "all":
         return None
-    every = problem.layouts()
-    return [layout for layout in every if is_linear(problem, layout)]
+    return [layout for layout in problem.layouts() if is_linear(problem, layout)]
 
 
 def search_task(
@@ -517,10 +519,8 @@ def search_task(
     wanted
         Layouts: ``all``, ``linear`` (consecutive ranks), or one layout.
     """
-    settings = asdict(replace(effort, budget_s=None, stop=None))
-    del settings["budget_s"], settings["stop"]
     task_data = {
-        "effort": settings,
+        "effort": picked(effort, "seeds", "steps", "promising"),
         "seed": seed,
         "below_s": below_s if math.isfinite(below_s) else None,
         "starts": [evaluation.encoding.to_list() for evaluation in starts],
@@ -544,10 +544,7 @@ def result_of(problem: Problem, data: Data) -> MappingResult:
     InvalidInputError
         If no layout of the wafer is valid for the model.
     """
-    result, _ = read_result(problem, data)
-    if result is None:
-        raise InvalidInputError(no_layout(problem))
-    return result
+    return _existing(problem, read_result(problem, data)[0])
 
 
 def search_mappings(

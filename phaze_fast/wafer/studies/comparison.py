@@ -14,10 +14,11 @@ from phaze_fast.wafer.mapping.problem import Problem
 from phaze_fast.wafer.search.baselines import (
     VARIANTS,
     Baseline,
+    System,
+    Tuner,
     baselines,
     baselines_on,
-    best_candidate,
-    megatron_candidates,
+    candidates_of,
 )
 from phaze_fast.wafer.search.result import Effort, MappingResult
 from phaze_fast.wafer.search.search import result_of, search_task
@@ -57,9 +58,7 @@ class Comparison(Table):
         return {
             **self.ours.to_dict(),
             "baselines": {name: baseline.to_dict() for name, baseline in self.baselines.items()},
-            "ablations": {
-                name: evaluation.to_dict() for name, evaluation in self.ablations.items()
-            },
+            "ablations": {name: best.to_dict() for name, best in self.ablations.items()},
             "memory_at_equal_speed": {
                 name: {"time_s": e.time_s, "memory_bytes_per_die": e.memory_bytes}
                 for name, e in self.memory_at_equal_speed.items()
@@ -89,8 +88,8 @@ def baseline_data(task: Task, *_means: object) -> Data:
 def megatron_partitions_data(task: Task, *_means: object) -> Data:
     """Evaluate Megatron-LM's splits in any tiling, with our weight modes and outputs."""
     problem = task.problem
-    candidates = megatron_candidates(problem, False, problem.modes, outputs=())
-    evaluation = best_candidate(problem, problem.layouts(), candidates)
+    candidates = candidates_of(problem, System("pairs", problem.modes, outputs=()))
+    evaluation = Tuner(problem).best(problem.layouts(), candidates)
     if evaluation is None:
         raise InvalidInputError(
             f"wafer: no Megatron-LM plan of {problem.model.name} suits {problem.wafer.name}"
@@ -122,9 +121,8 @@ def memory_at_equal_speed_data(task: Task, *_means: object) -> Data:
     """Bisect for the least memory limit at which our mapping is no slower than a baseline."""
     problem, given = task.problem, task.given
     other, ours = (Evaluation.from_dict(given["known"][k]) for k in (0, 1))
-    smallest = min(
-        (other, ours), key=lambda e: e.memory_bytes if e.time_s <= other.time_s else 1e99
-    )
+    fast = [known for known in (other, ours) if known.time_s <= other.time_s]
+    smallest = min(fast, key=lambda known: known.memory_bytes)
     low, high = 0.0, min(smallest.memory_bytes, other.memory_bytes)
     for _ in range(_HALVINGS):
         limit_bytes = 0.5 * (low + high)
@@ -153,11 +151,7 @@ def _given_starts(problem: Problem, given: Data) -> list[tuple[Layout, Array]]:
 
 def _improve(known: Sequence[Evaluation], effort: Effort, seed: int) -> Data:
     """Input of the tasks that improve known mappings."""
-    return {
-        "known": [evaluation.to_dict() for evaluation in known],
-        "seed": seed,
-        "steps": effort.steps,
-    }
+    return {"known": [best.to_dict() for best in known], "seed": seed, "steps": effort.steps}
 
 
 def _ablation_tasks(
@@ -249,11 +243,7 @@ def compare_mappings(
             name: Baseline.from_dict(name, data["plans"], data["evaluations"])
             for name, data in zip(names, tuned, strict=True)
         }
-        starts = [
-            evaluation
-            for baseline in others.values()
-            for evaluation in (baseline.tuned, baseline.tiled)
-        ]
+        starts = [best for other in others.values() for best in (other.tuned, other.tiled)]
         say("ours")
         ours = _searched(opened, search_task(problem, effort, seed, [*starts, *known]), progress)
         if ablations:

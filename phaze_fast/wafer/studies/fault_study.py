@@ -52,19 +52,12 @@ class FaultStudy(Table):
 
     def by_spares(self) -> list[dict[str, Any]]:
         """Per number of spares: share of wafers with no more dead dies, mean and least rates."""
-        dead = [len(fault_map.dead_dies) for fault_map in self.maps]
+        rates, dead = self.rates, [len(fault_map.dead_dies) for fault_map in self.maps]
         rows = []
-        for spares in range(max(dead) + 1):
-            good = [rate for rate, count in zip(self.rates, dead, strict=True) if count <= spares]
-            if good:
-                rows.append(
-                    {
-                        "spares": spares,
-                        "share": len(good) / len(dead),
-                        "mean_per_s": sum(good) / len(good),
-                        "least_per_s": min(good),
-                    }
-                )
+        for spares in range(min(dead), max(dead) + 1):
+            good = [rate for rate, count in zip(rates, dead, strict=True) if count <= spares]
+            row = {"spares": spares, "share": len(good) / len(dead)}
+            rows.append({**row, "mean_per_s": sum(good) / len(good), "least_per_s": min(good)})
         return rows
 
     def to_dict(self) -> dict[str, Any]:
@@ -114,10 +107,9 @@ class _Known:
             scored = score_op_mappings(problem, layout, self.mappings[layout][1])
             best_s = min(best_s, scored.time_s if scored.fits else best_s)
         below = best_s * _GAIN
-        every = problem.layouts()
         wanted = [
             candidate
-            for candidate in every
+            for candidate in problem.layouts()
             if candidate not in self.mappings and self.lost.get(candidate, -1.0) < below
         ]
         if not wanted:
@@ -200,10 +192,9 @@ def fault_study(
         maps = sample_faults(problem.wafer, maps, seed, die_fault, link_fault)
     if not maps:
         raise InvalidInputError("maps: none are given; expected at least one")
-    effort_data = asdict(replace(effort or _QUICK, budget_s=None, stop=None))
     task_data = {
         "maps": [fault_map.to_plain() for fault_map in maps],
-        "effort": effort_data,
+        "effort": asdict(replace(effort or _QUICK, budget_s=None, stop=None)),
         "seed": seed,
     }
     with session_of(session, threads=threads) as opened:

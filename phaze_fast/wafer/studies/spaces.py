@@ -10,7 +10,6 @@ one session, so that the answer is the same for every executor, and a stopped ru
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +37,10 @@ _BRIEF_STEPS = 5_000
 _WAVE = 4  # wafers between two updates of the incumbent or the front
 _LONG = 3  # wafers searched with full effort
 _NEVER = float("inf")
+
+
+_COUNTS = ("rejected", "contained", "bounded", "searched", "unseen", "undecided")
+"""Counts of wafers in the document of a search."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +81,7 @@ class WaferResult(Table):
     @property
     def gap(self) -> float:
         """Relative gap between the best time and the bound; 1 if no mapping that fits is known."""
-        evaluation = self.best.best
-        return max(0.0, 1.0 - self.bound_s / evaluation.time_s) if evaluation.fits else 1.0
+        return replace(self.best, bound_s=self.bound_s).gap
 
     @property
     def status(self) -> str:
@@ -91,10 +93,8 @@ class WaferResult(Table):
         """Why there is no mapping; empty if there is. The wafer that comes closest is named."""
         if self.best.best.fits:
             return ""
-        if self.undecided:
-            proof = f"{self.undecided:,} of them without a proof that none fits"
-        else:
-            proof = "proven on each"
+        unproven = f"{self.undecided:,} of them without a proof that none fits"
+        proof = unproven if self.undecided else "proven on each"
         known = self.best.shortfall or self.best.best.reason
         return (
             f"{self.best.problem.model.name}: no mapping on any of {self.wafers:,} wafers, "
@@ -103,23 +103,16 @@ class WaferResult(Table):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
-        best = self.best
+        best, proof = self.best, replace(self.best, bound_s=self.bound_s).proof()
         return {
             "model": best.problem.model.name,
             "wafer": best.problem.wafer.to_dict(),
             "ours": best.best.to_dict(),
             "base": None if self.base is None else self.base.best.to_dict(),
-            **picked(self, "status", "reason"),
-            "bound": self.bound_s if math.isfinite(self.bound_s) else None,
-            "gap": self.gap if best.best.fits else None,
-            "bound_space": self.bound_space,
+            **(proof | picked(self, "status", "reason", "bound_space")),
             **details(best.problem, best.best),
             **best.faults(),
-            "wafers": {
-                "feasible": self.wafers,
-                **picked(self, "rejected", "contained", "bounded", "searched", "unseen"),
-                "undecided": self.undecided,
-            },
+            "wafers": {"feasible": self.wafers, **picked(self, *_COUNTS)},
             "table": list(self.rows),
             "evaluations": self.evaluations,
             "evaluations_per_s": best.evaluations_per_s,
@@ -144,10 +137,9 @@ def _alike(wafer: Wafer) -> tuple[Any, ...]:
 
 
 def _stream(wafer: Wafer) -> tuple[float, float]:
-    tier = next((t for t in wafer.tiers() if t.name == "stream"), None)
-    if tier is None:
-        return (0.0, 0.0)
-    return (tier.capacity_bytes * wafer.dies, tier.bandwidth_bytes_per_s * wafer.dies)
+    tiers = (tier for tier in wafer.tiers() if tier.name == "stream")
+    sizes = ((t.capacity_bytes * wafer.dies, t.bandwidth_bytes_per_s * wafer.dies) for t in tiers)
+    return next(sizes, (0.0, 0.0))
 
 
 def contained(wafers: Sequence[Wafer]) -> list[bool]:
@@ -320,14 +312,9 @@ class _WaferSearch:
         if effort.budget_s is not None:
             left = self.began + effort.budget_s - time.perf_counter()
             effort = replace(effort, budget_s=max(left, 1e-3))
+        known = {i: [self.found[i].best] if i in self.found else [] for i in limits}
         tasks = [
-            search_task(
-                self.problems[i],
-                effort,
-                self.seed,
-                [self.found[i].best] if i in self.found else [],
-                below_s,
-            )
+            search_task(self.problems[i], effort, self.seed, known[i], below_s)
             for i, below_s in limits.items()
         ]
         for i, data in zip(limits, self.session.run(tasks), strict=True):
@@ -379,18 +366,12 @@ class _WaferSearch:
         rows = []
         for i in (*searched, *others):
             wafer, bound_s = self.problems[i].wafer, self.bounds[i]
-            columns, lines = wafer.grid
             status = "unseen" if i in self.late_ones else "bounded"
-            row = {
-                "wafer": wafer.name,
-                "columns": columns,
-                "rows": lines,
-                "dies": wafer.all_dies,
-                "status": "searched" if i in self.found else status,
-                "bound_s": bound_s if bound_s < float("inf") else None,
-            }
             mapping = self.found[i].best.to_row() if i in self.found else {}
-            rows.append({**row, **{f"mapping.{name}": mapping[name] for name in mapping}})
+            row = {"wafer": wafer.name, "columns": wafer.grid[0], "rows": wafer.grid[1]}
+            row |= {"dies": wafer.all_dies, "status": "searched" if i in self.found else status}
+            row |= {"bound_s": bound_s if bound_s < float("inf") else None}
+            rows.append(row | {f"mapping.{name}": value for name, value in mapping.items()})
         return rows
 
 
@@ -430,8 +411,7 @@ class WaferPoint:
     def to_row(self) -> dict[str, Any]:
         """Return one row of a table."""
         wafer = self.result.problem.wafer
-        row = {"wafer": wafer.name, "dies": wafer.all_dies}
-        row |= {name: getattr(self, name) for name in OBJECTIVES}
+        row = {"wafer": wafer.name, "dies": wafer.all_dies, **picked(self, *OBJECTIVES)}
         return {**row, "bound_s": self.result.bound_s, **self.result.best.encoding.layout.to_dict()}
 
 
