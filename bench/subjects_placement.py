@@ -64,6 +64,28 @@ for _name in _records():
         )
     )
 
+
+def _check_published(problems: list[PublishedProblem], found: list[Placement]) -> None:
+    for problem, answer in zip(problems, found, strict=True):
+        expected = _records_by_name[problem.name]["output"]["finalTimePerBatch"]
+        if expected is None:
+            assert answer.status == "infeasible"
+        else:
+            assert np.isclose(answer.time_s, expected, rtol=1e-9)
+
+
+register(
+    Subject(
+        name="published-49",
+        stage="placement",
+        items=len(_records()),
+        build=lambda: [problem_from_dict(record) for record in _records().values()],
+        run=lambda problems: place_batch(problems, threads=1),
+        check=_check_published,
+        target="half of version 0.1.0's time",
+    )
+)
+
 BATCH = 500
 
 

@@ -443,20 +443,44 @@ def _fastest(
     """Find the fastest plans; layers are scheduled where bounds of their times do not suffice.
 
     The search runs with lower bounds of layers until all strategies of the plans it finds are
-    scheduled: then no other plan is faster.
+    scheduled: then no other plan is faster. It first runs for a few waves of layouts only, since
+    these have plans of most such strategies.
     """
-    count = len(evaluator)
+    count, waves = len(evaluator), iter(_FIRST_WAVES)
     while True:
         if progress is not None:
             progress(int(times.exact.sum()), count)
-        fastest = evaluator.top(times.rows, top, threads=workers, stop=stop)
-        if not times.schedule(evaluator.strategies_of(fastest.plans)):
-            break
-        if fastest.open_s < float("inf"):  # stopped
+        some = _SomeWaves(next(waves, None), stop)
+        fastest = evaluator.top(times.rows, top, threads=workers, stop=some)
+        new = times.schedule(evaluator.strategies_of(fastest.plans))
+        if some.ended:
+            continue
+        if not new or fastest.open_s < float("inf"):  # found, or stopped
             break
     if progress is not None:
         progress(count, count)
     return fastest
+
+
+_FIRST_WAVES = (2,)
+"""Waves of layouts after which the strategies of the plans so far are scheduled."""
+
+
+class _SomeWaves:
+    """Ends a search after some waves of layouts, by default none, or where `stop` does."""
+
+    def __init__(self, waves: int | None, stop: Callable[[], bool] | None) -> None:
+        self._left, self._stop = waves, stop
+        self.ended = False
+        """Whether the search ended after so many waves."""
+
+    def __call__(self) -> bool:
+        if self._stop is not None and self._stop():
+            return True
+        if self._left is not None:
+            self._left -= 1
+            self.ended = self._left < 0
+        return self.ended
 
 
 @lru_cache(maxsize=4)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from phaze_fast.caching import LruCache
 from phaze_fast.cost import Costs, estimate_costs
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import (
@@ -59,21 +60,19 @@ def memory_of(chip: Accelerator | None) -> Hbm:
     return chip.memory
 
 
-def _summed(columns: Array, wanted: Sequence[bool] | None = None) -> Array:
+def _summed(columns: Array, wanted: Array | None = None) -> Array:
     """Sum columns in a fixed order, so that a row's sum does not depend on other rows."""
-    some = columns if wanted is None else columns[:, np.array(wanted, dtype=bool)]
+    some = columns if wanted is None else columns[:, wanted]
     if not some.shape[1]:
         return np.zeros(len(columns))
     total: Array = np.add.accumulate(some, axis=1)[:, -1]
     return total
 
 
-def _again(layer: Layer, mode: str) -> list[bool]:
+def _again(layer: Layer, mode: str) -> Array:
     """Mark the operators of a layer's forward pass that its backward pass recomputes."""
-    if layer.kind in BOUNDARY_KINDS:
-        return [False] * len(layer.forward)
-    named = layer.forward.recomputed(mode)
-    return [name in named for name in layer.forward.names]
+    named = layer.forward.recomputed(mode) if layer.kind not in BOUNDARY_KINDS else frozenset()
+    return np.array([name in named for name in layer.forward.names], dtype=bool)
 
 
 # ---- the host and the optimiser ----
@@ -311,22 +310,47 @@ class LayerParts(NamedTuple):
         cls, layer: Layer, costs: Costs, at: int, variants: Sequence[str], software: Software | None
     ) -> LayerParts:
         """Build the parts of a layer whose passes have the costs of graphs `at` and after it."""
-        called, own = layer.forward.products, layer.backward.products
+        passes = _Passes.of(layer, tuple(variants), software)
         seconds, spent, own_s = costs.time_s(at), costs.dynamic_j(at), costs.time_s(at + 1)
         own_j = _summed(costs.dynamic_j(at + 1))
         again_s, backward_j = np.zeros((2, costs.chips, len(variants)))
-        host_again = []
-        for v, mode in enumerate(variants):
-            again = _again(layer, mode)
-            again_s[:, v] = np.nan if all(again) else _summed(seconds, again)
-            host_again.append(host_s(software, called[again], own))
+        for v, again in enumerate(passes.again):
+            again_s[:, v] = np.nan if again.all() else _summed(seconds, again)
             backward_j[:, v] = own_j + _summed(spent, again)
-        late = _summed(own_s, [name.endswith("-w") for name in layer.backward.names])
-        total = _summed(own_s)
+        late, total = _summed(own_s, passes.late), _summed(own_s)
         share = np.divide(late, total, where=total > 0, out=np.zeros(costs.chips))
-        host = host_s(software, called), host_s(software, called[:0], own)
-        forward_j = _summed(spent)
-        return cls(again_s, share, forward_j, backward_j, host, host_again)
+        host_s, host_again_s = passes.host_s, passes.host_again_s
+        return cls(again_s, share, _summed(spent), backward_j, host_s, host_again_s)
+
+
+class _Passes(NamedTuple):
+    """What the times of a layer's passes have on every chip."""
+
+    again: tuple[Array, ...]
+    """Operators of the forward pass that the backward pass recomputes, by variant."""
+    late: Array
+    """Operators of the backward pass that compute gradients of weights."""
+    host_s: tuple[float, float]
+    host_again_s: list[float]
+    """Of the backward pass, by variant."""
+
+    @classmethod
+    def of(cls, layer: Layer, variants: tuple[str, ...], software: Software | None) -> _Passes:
+        key = id(layer), variants, id(software)
+        known = _PASSES.get(key)
+        if known is None:  # the entry refers to the layer, so that its id is not reused
+            called, own = layer.forward.products, layer.backward.products
+            again = tuple(_again(layer, mode) for mode in variants)
+            late = np.array([name.endswith("-w") for name in layer.backward.names], dtype=bool)
+            host = host_s(software, called), host_s(software, called[:0], own)
+            host_again = [host_s(software, called[some], own) for some in again]
+            known = layer, software, cls(again, late, host, host_again)
+            _PASSES.put(key, known)
+        return known[2]
+
+
+_PASSES: LruCache[tuple[object, ...], tuple[Layer, Software | None, _Passes]] = LruCache(4096)
+"""Of the latest layers, by identity: every batch of chips asks for them again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -802,6 +826,8 @@ class LazyTimes:
         )
         """One row per strategy; where not `exact`, no time is longer than that of the schedule."""
         self.exact = self.rows.proven.copy()
+        timed = _known_times(cluster)
+        self.schedule(s for s in used if sizes[s] in timed)
 
     def schedule(self, strategies: Iterable[int]) -> bool:
         """Schedule the layers of some strategies; return whether some were not before."""

@@ -26,7 +26,7 @@ import phaze_fast as pf
 from phaze_fast.hardware import Cluster, FlatFabric
 from phaze_fast.models import TransformerModel
 from phaze_fast.planning import Training, plan, planner, predict
-from phaze_fast.planning.times import least_work_s
+from phaze_fast.planning.times import _known_bounds, _known_times, least_work_s
 from phaze_fast.planning.training import modes_in
 
 HUGE = 1e300
@@ -430,6 +430,22 @@ def test_layouts_excluded_by_their_work_change_no_plan(seed, monkeypatch):
         assert answer.plans == answers[0].plans
         assert (answer.status, answer.open_s) == (answers[0].status, answers[0].open_s)
     assert sum(answers[0].excluded) == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_plans_do_not_depend_on_how_many_layouts_come_first(seed, monkeypatch):
+    """Strategies are scheduled after some waves of layouts, or after all."""
+    model, cluster, training = random_problem(random.Random(2000 + seed), 6, 16)
+    answers = []
+    for waves in ((), (0,), (1, 2, 3)):
+        monkeypatch.setattr(planner, "_FIRST_WAVES", waves)
+        planner._evaluator.cache_clear()
+        _known_times.cache_clear()
+        _known_bounds.cache_clear()
+        answers.append(plan(model, cluster, training, top=3, threads=1))
+    planner._evaluator.cache_clear()
+    assert answers[0].plans == answers[1].plans == answers[2].plans
+    assert [answer.status for answer in answers] == [answers[0].status] * 3
 
 
 def test_more_layouts_than_few_are_excluded_and_counted(monkeypatch):
