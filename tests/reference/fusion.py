@@ -53,7 +53,9 @@ def group_bytes(g, capacity, rules):
                 x, y = g.rows / outer * g.inner * e * g.inputs, g.rows / outer * g.outer
                 if order == "rows":
                     moved += x * (1 if input_kept else inner)
-                    moved += y * e + (0 if output_kept else rules.sum_transfers * (inner - 1) * y * sums)
+                    moved += y * e + (
+                        0 if output_kept else rules.sum_transfers * (inner - 1) * y * sums
+                    )
                     moved += g.inner * g.hidden * g.first * e + g.hidden * g.outer * g.second * e
                 else:
                     a, b = (g.hidden / outer * w for w in (g.inner * g.first, g.outer * g.second))
