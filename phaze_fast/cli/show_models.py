@@ -192,7 +192,7 @@ class Operators:
     gated-product, up-projection, output-projection, alternate-products, attention."""
     optimizer: str | None = None
     """The optimiser, whose state takes memory (default adam)."""
-    fusion: Fusion | None = None
+    fusion: Annotated[Fusion | None, typer.Option(metavar="NAME")] = None
     """What is fused: none (default), epilogues (element-wise operators onto the product before
     them) or full (also products with one another)."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,6 +30,7 @@ from phaze_fast.explore import (
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.models import Model
 from phaze_fast.planning import Training, layer_schedules, plan
+from phaze_fast.planning.plans import plan_interval_s
 from phaze_fast.report.text import objective
 from phaze_fast.robust import Information, RobustResult
 from phaze_fast.tables import Table, flat_row, joined_columns, non_dominated, picked
@@ -160,13 +161,16 @@ class SearchResult(Table):
         return "Each model fits some chip, and no chip fits all."
 
     def _design(self, winner: Winner) -> Design:
-        names = [problem.model.name for problem in self.problems]
+        chip, plans = self.space[winner.chip], {}
+        for problem, found in zip(self.problems, winner.plans, strict=True):
+            interval_s = plan_interval_s(found, problem.cluster.replace(chip=chip))
+            plans[problem.model.name] = replace(found, interval_s=interval_s)
         rates = [plan.samples_per_s for plan in winner.plans]
         return Design(
-            chip=self.space[winner.chip],
+            chip=chip,
             index=winner.chip,
             grid_index=int(self.space.index[winner.chip]),
-            plans=dict(zip(names, winner.plans, strict=True)),
+            plans=plans,
             value=winner.score,
             samples_per_s=geometric_mean(rates, self.weights),
             **picked(winner, "time_s", "area_mm2", "energy_j", "hbm_bytes", "cost_usd"),
@@ -189,9 +193,9 @@ class SearchResult(Table):
         return {"rank": position + 1, "models": schedules}
 
     def _row(self, point: Winner) -> dict[str, Any]:
-        row = self._design(point).to_dict(stages=False)
-        texts = [str(plan) for plan in point.plans]
-        return {**row, "plan_text": "; ".join(texts)}
+        design = self._design(point)
+        texts = [str(plan) for plan in design.plans.values()]
+        return {**design.to_dict(stages=False), "plan_text": "; ".join(texts)}
 
     def pareto(self, *objectives: str) -> ParetoFront:
         """Compute the front over some of the objectives of the search's front; by default all.

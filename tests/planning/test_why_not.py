@@ -79,7 +79,7 @@ def test_expert_and_context_widths_are_tried_where_practice_does():
     cluster = Cluster(devices=64, fabric="dgx-h100", chip="h100")
     step = Training(global_batch=64, micro_batch=1, tp=1, schedule="1f1b", zero=1)
     moe = plan("mixtral-8x7b", cluster, step.replace(expert_imbalance=1.0), threads=1)
-    assert "expert parallel 1, 2, 4, 8 with experts over 1 devices each;" in moe.space
+    assert "expert parallel 1, 2, 4, 8 with experts over 1 devices each, " in moe.space
     assert any(each.ep > 1 for each in moe.plans)
     dense = plan("llama2-7b", cluster, step, threads=1)
     assert "expert parallel 1;" in dense.space
@@ -95,7 +95,7 @@ def test_short_sequences_of_mixtures_are_split_too():
     step = Training(global_batch=64, micro_batch=1, zero=1, schedule="1f1b", pp=(4, 8), ep=8)
     model = models.load("deepseek-v3").replace(layers=16)
     free = plan(model, cluster, step.replace(seq=4096), threads=1)
-    assert "context parallel 1, 2, 4 (all-gather, ring, ulysses);" in free.space
+    assert "context parallel 1, 2, 4 (all-gather, ring, ulysses, ulysses:N/ring);" in free.space
     alone = plan(model, cluster, step.replace(seq=4096, cp=1), threads=1)
     assert free.best.cp > 1
     assert free.best.time_s < alone.best.time_s
