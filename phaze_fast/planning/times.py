@@ -594,12 +594,17 @@ def backward_with_copies_s(forward_s: Array, backward_s: Array, copy_s: Array) -
 
 
 def _offloaded(
-    sizes: Sequence[StrategySizes], times: KindTimes, chip: Accelerator, bounds: bool
+    sizes: Sequence[StrategySizes],
+    times: KindTimes,
+    chip: Accelerator,
+    bounds: bool,
+    priced: KindTimes | None,
 ) -> KindTimes:
     """Add the time of copies to the host and back by variant, one row per strategy.
 
     The seconds that either pass waits for a copy count in the backward pass; where the times are
-    lower `bounds`, without those of the forward pass, which a longer one hides.
+    lower `bounds`, without those of the forward pass, which a longer one hides. Times with free
+    communication wait as long as those `priced` in full, so that parts are of communication alone.
     """
     copied = [s.offloaded_bytes for s in sizes]
     if not any(bytes_.any() for bytes_ in copied):
@@ -608,6 +613,10 @@ def _offloaded(
     for row, bytes_ in enumerate(copied):
         copy_s = bytes_ / _host(chip).link_bytes_per_s
         own = backward_s[row, : len(bytes_)]
+        if priced is not None:
+            full_s = priced.backward_s[row, : len(bytes_)]
+            own += backward_with_copies_s(priced.forward_s[row], full_s, copy_s) - full_s
+            continue
         forward_s = np.full(len(copy_s[0]), np.inf) if bounds else times.forward_s[row]
         own[:] = backward_with_copies_s(forward_s, own, copy_s)
         proven[row] &= not (bounds and bytes_.any())
@@ -620,12 +629,13 @@ def _streaming(
     cluster: Cluster,
     optimizer: Optimizer,
     bounds: bool = False,
+    priced: KindTimes | None = None,
 ) -> KindTimes:
     """Set the rate at which an optimiser's state streams, its products, and copies to the host."""
     chip = cluster.chip
     if chip is None:
         return times
-    times = _offloaded(sizes, times, chip, bounds)
+    times = _offloaded(sizes, times, chip, bounds, priced)
     rates = np.repeat(optimizer_bytes_per_s(chip_records([chip]), chip, optimizer), len(sizes))
     at_host = [s.strategy.offload_optimizer for s in sizes]
     if any(at_host):
@@ -754,9 +764,14 @@ def _joined(
     sizes: tuple[StrategySizes, ...],
     cluster: Cluster,
     optimizer: Optimizer,
+    priced: tuple[KindTimes, ...] = (),
 ) -> KindTimes:
-    """Concatenate the times of strategies, with the optimiser's rates; the latest are cached."""
-    return _streaming(sizes, KindTimes.concatenated(rows), cluster, optimizer)
+    """Concatenate the times of strategies, with the optimiser's rates; the latest are cached.
+
+    Times with free communication wait for copies as long as those `priced` in full.
+    """
+    full = KindTimes.concatenated(priced) if priced else None
+    return _streaming(sizes, KindTimes.concatenated(rows), cluster, optimizer, priced=full)
 
 
 def _spread(rows: Array, at: Sequence[int], count: int) -> Array:
@@ -857,10 +872,10 @@ def free_times_on_chip(
     for some, costs, rate in priced(sizes, cluster, known, threads):
         base = [timed[s] for s in some]
         known.update(zip(some, free_times(some, costs, rate, base, threads), strict=True))
-    rows = [known[s] for s in sizes]
+    rows, full = [known[s] for s in sizes], tuple(timed[s] for s in sizes)
     levels: list[KindTimes] = []
     for n in range(len(FREE_LEVELS) + 1):
         same = n > 0 and all(row[n] is row[n - 1] for row in rows)
         own = tuple(row[n] for row in rows)
-        levels.append(levels[-1] if same else _joined(own, tuple(sizes), cluster, optimizer))
+        levels.append(levels[-1] if same else _joined(own, tuple(sizes), cluster, optimizer, full))
     return tuple(levels)

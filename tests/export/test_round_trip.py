@@ -34,7 +34,7 @@ NO_EFFECT = {
 """Fields that are dropped where they change nothing, such as sharding among one replica."""
 SAME_BY_CHANCE = {
     "megatron": {"schedule"}, "bridge": {"schedule"}, "torchtitan": {"sequence_parallel"},
-    "maxtext": {"schedule", "stages", "zero"}, "deepspeed": set(),
+    "maxtext": {"schedule", "stages", "zero"}, "deepspeed": {"expert_imbalance"},
 }  # fmt: skip
 """Fields that the format cannot say, but whose default may be the same."""
 

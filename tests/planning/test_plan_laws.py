@@ -35,6 +35,13 @@ def wired(cluster, rate=1.0, latency=1.0):
     return scaled_cluster(cluster, [rate] * tiers, [latency] * tiers)
 
 
+def with_slices_of(spec, factor):
+    """The software of a plan, whose host takes so many times as long for each slice of weights."""
+    written = spec.software
+    software = load_software(written) if isinstance(written, str) else written
+    return software.replace(slice_host_s=factor * software.slice_host_s)
+
+
 def slowed(chip):
     """The same chip with every rate halved and every latency doubled."""
     tuning, attention = chip.tuning, chip.tuning.attention
@@ -151,8 +158,12 @@ def both_proven(*plans):
 @pytest.mark.slow
 @some_or_many(16, 40)
 def test_an_infinitely_fast_fabric_removes_the_communication_parts_and_nothing_else(cases):
+    """But for what hosts copy, and for copies to them, which wait longer where passes are shorter."""
     seen = dict.fromkeys(PARTS, 0)
     for _, model, cluster, spec in plans(range(4300, 4300 + cases)):
+        if "offload" in str(spec.recompute):
+            continue
+        spec = spec.replace(software=with_slices_of(spec, 0.0))
         plan = predict(model, cluster, spec)
         same = spec.replace(recompute=tuple(stage.recompute for stage in plan.stages))
         ideal = predict(model, wired(cluster, 1e12, 0.0), same)
@@ -202,11 +213,8 @@ def test_faster_memory_never_makes_a_plan_slower():
 def test_half_of_every_rate_and_twice_every_latency_is_twice_the_time():
     for _, model, cluster, spec in plans(range(4600, 4607)):
         slow = wired(cluster, 0.5, 2.0).replace(chip=slowed(cluster.chip))
-        written = spec.software
-        software = load_software(written) if isinstance(written, str) else written
-        software = software.replace(slice_host_s=2 * software.slice_host_s)
         plan = predict(model, cluster, spec)
-        slower = predict(model, slow, spec.replace(software=software))
+        slower = predict(model, slow, spec.replace(software=with_slices_of(spec, 2.0)))
         assert slower.time_s == pytest.approx(2 * plan.time_s, rel=SLACK), spec
         assert slower.memory_bytes == plan.memory_bytes
         doubled = {name: 2 * seconds for name, seconds in plan.parts_s.items()}
