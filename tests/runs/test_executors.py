@@ -1,12 +1,14 @@
 """Executors: rows are the same wherever they are made, though workers die on the way."""
 
 import functools
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
@@ -199,6 +201,9 @@ def dask_cluster():
         host="127.0.0.1", silence_logs=50,
     ) as cluster:  # fmt: skip
         yield cluster.scheduler_address.replace("tcp://", "dask://")
+    with warnings.catch_warnings():  # on a busy machine Dask kills its workers without waiting
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.fixture(scope="module")
