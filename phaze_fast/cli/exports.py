@@ -93,6 +93,9 @@ def export(
     name = output.to.lower()
     check_one_of("--to", name, FORMATS + _TRACES)
     stored = problem.read(plan)
+    path = output.path
+    if path is not None and path.exists() and plan.exists() and path.samefile(plan):
+        raise not_accepted("-o", str(path), "another file than the plan that is read")
     if name in _TRACES:
         _trace(stored, name, output.path, output.ranks)
         return

@@ -21,7 +21,7 @@ def plan(run, tmp_path):
 
 
 @pytest.mark.parametrize("to", ["megatron", "Bridge", "deepspeed", "torchtitan", "maxtext"])
-def test_export_writes_a_file_that_predict_reads(run, document, plan, to, tmp_path):
+def test_export_writes_a_file_that_predict_reads(run, refused, document, plan, to, tmp_path):
     suffix = {"torchtitan": "toml", "deepspeed": "json"}.get(to, "sh")
     path = tmp_path / f"run.{suffix}"
     code, _, said = run("export", plan, "--to", to, "-o", path)
@@ -32,6 +32,9 @@ def test_export_writes_a_file_that_predict_reads(run, document, plan, to, tmp_pa
         first = json.loads(plan.read_text())
         assert found["time_s"] == pytest.approx(first["time_s"], rel=1e-12)
     assert ("not expressed" not in said) == (to in ("megatron", "Bridge"))
+    before = plan.read_bytes()
+    assert "-o: " in refused("export", plan, "--to", to, "-o", plan)
+    assert plan.read_bytes() == before
 
 
 def test_export_to_traces(run, refused, plan, tmp_path):
