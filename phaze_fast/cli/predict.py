@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -75,7 +76,9 @@ def _tables(
 def _spec(plan: Path | None, typed: dict[str, Any], model: Model, devices: int) -> PlanSpec:
     """Read the plan from a file, or from the options; an option overrides the file's field."""
     if plan is None:
-        return PlanSpec.from_dict({"global_batch": 512, **typed})
+        inside = math.prod(width for name in ("tp", "pp", "cp") if (width := typed.get(name)))
+        replicas = max(1, devices // inside)
+        return PlanSpec.from_dict({"global_batch": 512, "dp": replicas, **typed})
     if is_framework_file(plan):
         read = read_plan(plan, model, devices)
         for line in read.notes:
@@ -103,13 +106,14 @@ def predict_plan(
     where: Hardware,
     trained: Trained,
     source: PlanSource,
-    fields_typed: Annotated[dict[str, Any], RecordOptions(PlanSpec, global_batch=None)],
+    fields_typed: Annotated[dict[str, Any], RecordOptions(PlanSpec, global_batch=None, dp=None)],
     budget: Budget,
     output: PageOutput,
 ) -> None:
     """Predict the time and memory of a given plan.
 
-    A plan is never refused for memory: the answer says by how much it does not fit.
+    A plan is never refused for memory: the answer says by how much it does not fit. Without --dp
+    there are as many replicas as the devices have room for.
 
     Example: phaze-fast predict llama2-7b --chip h100 --devices 16 --tp 4 --pp 2 --dp 2
     --global-batch 64
