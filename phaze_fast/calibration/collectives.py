@@ -134,16 +134,13 @@ def _nccl_tests(path: Path, text: str) -> CollectiveRows:
         raise InvalidInputError(
             f"{path}: {ranks} lines '# Rank ...' were found; expected 2 or more"
         )
-    rows = CollectiveRows()
+    rows, column = CollectiveRows(), 0
     for number, line in enumerate(text.splitlines(), start=1):
         cells = line.split()
-        if not cells or not cells[0].isdigit() or len(cells) < 8:
-            continue
-        # size, count, type, reduction, root, then time, algbw, busbw and errors out of place
-        time_us = cells[5] if len(cells) >= 12 else cells[len(cells) - 8]
-        size = float(cells[0])
-        if size > 0:
-            row = CsvRow(f"{path}, line {number}", {"time": time_us})
+        if cells[:1] == ["#"] and "time" in cells:
+            column = cells.index("time") - 1  # the first is out of place
+        elif len(cells) > column > 0 and cells[0].isdigit() and (size := float(cells[0])) > 0:
+            row = CsvRow(f"{path}, line {number}", {"time": cells[column]})
             seconds = 1e-6 * row.positive("time")
             rows.add("", operations[named.group(1)], ranks, size, seconds)
     return rows

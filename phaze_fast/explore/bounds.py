@@ -126,8 +126,7 @@ class PricedChips:
         new = np.flatnonzero(~roots.known[rows])
         if len(new):
             wanted = np.ones((len(self.costs.graphs), len(new)), dtype=bool)
-            costs = self.costs if len(new) == len(self) else self.costs.at(new)
-            makespan_s, bound_s, proven = layer_makespans(costs, wanted, 1, threads)
+            makespan_s, bound_s, proven = layer_makespans(self.costs.at(new), wanted, 1, threads)
             roots.makespan_s[:, rows[new]] = makespan_s
             roots.bound_s[:, rows[new]] = bound_s
             roots.proven[:, rows[new]] = proven

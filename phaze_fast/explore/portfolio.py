@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -183,9 +184,12 @@ class _PairSearch:
         sums[0] = 0.0
         return float((sums + sums[self.rest]).min())
 
-    def wave(self, number: int) -> bool:
-        """Evaluate models where a division may be below the best; return whether there were any."""
-        best, size, busy = self.best()[0], _WAVES[min(number, len(_WAVES) - 1)], False
+    def wave(self, size: int) -> bool:
+        """Evaluate groups where a division may be below the best; return whether there were any.
+
+        At most `size` groups are evaluated for each model.
+        """
+        best, busy = self.best()[0], False
         for i in range(len(self.problems)):
             limits = self.limits(i, best - _ALMOST)
             todo = np.flatnonzero(~self.known[i] & (self.least[i] < limits))
@@ -253,13 +257,12 @@ def best_pair(
     problems = problems_of(models, groups, cluster, training)
     search = _PairSearch(problems, groups, shares, objective, threads)
     search.start(single)
-    proven, wave = False, 0
+    proven, sizes = False, chain(_WAVES, repeat(_WAVES[-1]))
     while not proven and time.monotonic() - began < time_limit_s:
         if say is not None:
             best = np.exp(search.best()[0])
             say(f"best pair {best:.6g}, {search.evaluations} evaluations")
-        proven = not search.wave(wave)
-        wave += 1
+        proven = not search.wave(next(sizes))
     best, subset, chosen = search.best()
     parts = [p for p in (subset, int(search.rest[subset])) if p]
     if len({int(chosen[p]) for p in parts}) == 1:

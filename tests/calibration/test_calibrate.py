@@ -192,6 +192,22 @@ def test_nccl_tests_output_is_read(tmp_path):
     assert "no system is named; expected --fabric" in refusal(validate_collectives, path)
 
 
+@pytest.mark.parametrize("kept", [slice(0, 13), slice(0, 9), slice(4, 13)])
+def test_columns_of_nccl_tests_are_found_by_their_names(kept, tmp_path):
+    """All columns, those out of place only, and files of releases without type, operation and root."""
+    lines = []
+    for line in TEXT.splitlines():
+        cells = line.split()
+        if line.strip()[:1].isdigit() or "time" in cells:
+            sharp, cells = cells[: cells[0] == "#"], cells[cells[0] == "#" :]
+            fixed = cells[:1] if kept.start else []
+            line = " ".join([*sharp, *fixed, *cells[kept]])
+        lines.append(line)
+    path = tmp_path / "all_reduce.txt"
+    path.write_text("\n".join(lines))
+    assert read_collectives(path).time_s == pytest.approx([47.3e-6, 82.2e-6])
+
+
 def table(path, rows):
     path.write_text("system,op,num_gpus,bytes,latency_ms\n" + "\n".join(rows))
     return path

@@ -22,7 +22,7 @@ from phaze_fast.explore import (
     problems_of,
 )
 from phaze_fast.explore.best_first import first_of, first_of_parts
-from phaze_fast.explore.objectives import Front
+from phaze_fast.explore.objectives import Front, ScoreTable
 from phaze_fast.explore.portfolio import _PairSearch
 from phaze_fast.hardware.package import Prices, RunningCosts
 from phaze_fast.tables import non_dominated
@@ -136,6 +136,17 @@ def by_hand(name, space, times, joules):
     }[name]
 
 
+@pytest.mark.parametrize("weights", [(1.0, 2.0), (3.0, 1.0, 0.5)])
+def test_a_value_at_its_limit_takes_the_score_to_the_limit(weights):
+    rng, table = np.random.default_rng(4), ScoreTable(weights, (1, 1))
+    least = [np.exp(rng.uniform(-5, 5, 40)) for _ in weights]
+    limit = np.exp(rng.uniform(-3, 3, 40))
+    for model in range(len(weights)):
+        values = [*least]
+        values[model] = table.limits(model, least, limit)
+        assert np.allclose(table.combined(values), limit, rtol=1e-6)
+
+
 def brute_force(space):
     """Seconds and joules of the fastest plan of each chip under each strategy."""
     found = []
@@ -216,6 +227,7 @@ def test_a_mix_of_models_is_the_geometric_mean_of_their_values():
     [
         ({"objective": "watts"}, "objective: 'watts' is not accepted"),
         ({"objective": "energy", "pareto": ("time", "area")}, "not accepted with pareto"),
+        ({"weights": [0.0]}, "weights: 0.0 is not accepted; expected a number > 0"),
         ({"objective": "cost", "uncertainty": "default"}, "not accepted with uncertainty"),
     ],
 )

@@ -8,8 +8,9 @@ from phaze_fast import ArchitectureSpace
 from phaze_fast.cost import estimate_costs
 from phaze_fast.cost.machines import machines
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.explore import find_chips
+from phaze_fast.explore import ChipGroups, find_chips
 from phaze_fast.hardware import Accelerator, SpaceSpec, chip_records, presets
+from phaze_fast.hardware.package import PackageModel
 from phaze_fast.opgraph import layer_graph
 from phaze_fast.planning.energy import energy_by_tier
 
@@ -51,6 +52,18 @@ def test_a_chip_of_sram_only_places_layers_in_it():
     best = pf.plan(MODEL, POD.replace(chip=SRAM), STEP, top=1).best
     assert best.memory_bytes <= SRAM.memory.capacity_bytes
     assert best.over_bytes == 0.0
+
+
+def test_a_device_costs_its_dies_their_package_and_the_memory_that_it_has():
+    for name, (base, axes) in AXES.items():
+        space = ArchitectureSpace(SpaceSpec(name=name, base=base, axes=axes))
+        groups = ChipGroups.of(space)
+        area, capacity = groups.area_mm2[:, None], groups.capacities[None, :] * (name != "sram")
+        usd = groups.prices.device_usd(area, capacity)
+        if name == "chiplet":
+            dies, stacks = groups.records["dies"][:, None], groups.records["hbm_stacks"][:, None]
+            usd = PackageModel().device_usd(area, dies, stacks, capacity, groups.prices)
+        assert groups.device_usd().tolist() == usd.tolist()
 
 
 def test_links_between_dies_limit_the_buffer_and_cost_energy_by_hand():

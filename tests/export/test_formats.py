@@ -306,6 +306,29 @@ def test_torchtitan_fills_the_pipeline_once_for_every_local_batch(pp, batch, rou
     assert all(f"filled and drained {rounds} times a step" in note for note in notes)
 
 
+@pytest.mark.parametrize("given", [{"train_micro_batch_size_per_gpu": 0}, {"train_batch_size": 9}])
+def test_a_batch_that_deepspeed_would_not_divide_is_refused(given, tmp_path):
+    path = tmp_path / "ds.json"
+    usual = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2}
+    path.write_text(json.dumps({**usual, **given}))
+    with pytest.raises(InvalidInputError, match="train_batch_size: . is not accepted"):
+        export.read_plan(path, LLAMA)
+
+
+def test_the_rest_of_the_devices_shard_weights_for_maxtext(tmp_path):
+    path = tmp_path / "run.sh"
+    path.write_text("python3 train.py ici_tensor_parallelism=2 ici_context_parallelism=2\n")
+    read = export.read_plan(path, LLAMA, devices=32).spec
+    assert (read.tp, read.cp, read.dp, read.zero) == (2, 2, 8, 3)
+
+
+def test_fp8_of_experts_reads_back_from_torchtitan(tmp_path):
+    model, path = models.load("mixtral-8x7b"), tmp_path / "job.toml"
+    plan = {"dp": 8, "zero": 3, "global_batch": 8, "recompute": "none", "precision": "fp8-rowwise"}
+    path.write_text(export.export_plan(plan, model, "torchtitan").text)
+    assert export.read_plan(path, model).spec.precision.name == "fp8-rowwise"
+
+
 def test_a_plan_has_to_say_its_stages():
     for given, said in (
         ({"recompute": "auto"}, "recompute: auto is not accepted"),

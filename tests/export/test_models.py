@@ -196,6 +196,21 @@ def test_recipes_flavours_and_files_of_frameworks():
     assert settings["model.mtp_num_layers"] == "1"
 
 
+def test_decoders_of_maxtext():
+    lacking = {}
+    for name in ("llama3-8b", "deepseek-v3", "bert-large"):
+        found = export.export_plan(PLAN, models.load(name), "maxtext")
+        lacking[name] = [item.why for item in found.unexpressed if "architecture" in item.what]
+    assert lacking["llama3-8b"] == lacking["deepseek-v3"] == []
+    assert lacking["bert-large"] == ["MaxText has decoders of text"]
+    for positions in (4096, None):
+        turned = {"scaling": "yarn", "factor": 8.0, "original_positions": positions}
+        own = models.load("llama3-8b").replace(hidden=1024, rotary=turned)
+        said = settings_of(export.export_plan(PLAN, own, "maxtext").text)
+        assert said["rope_type"] == "yarn"
+        assert said.get("original_max_position_embeddings") == (positions and str(positions))
+
+
 def test_norms_without_a_bias_are_what_megatron_lacks():
     model = models.load("gpt2-small")
     assert export.export_plan(PLAN, model, "megatron").complete

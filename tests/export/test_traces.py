@@ -11,7 +11,9 @@ from phaze_fast import models
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.export.kineto import compare_profile, read_profile
 from phaze_fast.export.perfetto import layer_trace, step_trace
+from phaze_fast.export.ranks import Ranks, stage_layers
 from phaze_fast.planning import layer_schedules, pipelines, timeline
+from phaze_fast.planning.prediction import evaluated
 from phaze_fast.schedule import LayerInstance, schedule_instances
 
 SMALL = models.load("gpt2-xl").replace(name="small", layers=14, heads=24, hidden=1536)
@@ -122,6 +124,19 @@ def attributes(node):
     return {a.name: getattr(a, a.WhichOneof("value")) for a in node.attr}
 
 
+def test_layers_of_a_stage_and_groups_of_one_by_hand():
+    evaluator, times, placed = evaluated(SMALL, CLUSTER, plan_with("1f1b", tp=1, dp=8))
+    plan, (sizes,) = evaluator.plan(placed, times), evaluator.sizes
+    for stage, first, last in ((0, 1, 0), (3, 0, 1)):  # the embedding, the head
+        (layers,) = stage_layers(plan, sizes, stage)
+        blocks = len(layers) - first - last
+        modes = ["none"] * first + ["full"] + ["none"] * (blocks - 1 + last)
+        assert [mode for _, mode in layers] == modes
+    ranks = Ranks(plan)
+    assert ranks.group_name(ranks.place(0), "tensor") == ""
+    assert ranks.group_name(ranks.place(0), "data") == "data.0"
+
+
 @pytest.mark.parametrize(("schedule", "zero"), [("1f1b", 1), ("interleaved", 0), ("zb-v", 3)])
 def test_chakra_traces_of_all_ranks_fit_together(schedule, zero, tmp_path):
     pytest.importorskip("google.protobuf")
@@ -140,7 +155,7 @@ def test_chakra_traces_of_all_ranks_fit_together(schedule, zero, tmp_path):
         assert metadata.version
         assert [node.id for node in nodes] == list(range(len(nodes)))
         for node in nodes:
-            assert all(before < node.id for before in node.data_deps)
+            assert list(node.data_deps) == [node.id - 1] * (node.id > 0)
             has = attributes(node)
             assert has["is_cpu_op"] is False
             if node.type in (NODES["send"], NODES["receive"]):
@@ -237,6 +252,13 @@ def test_a_profile_is_compared_with_a_plan(tmp_path):
     assert found.predicted_step_s == load.time_s
     assert load.parts_s["imbalance"] > 0.0
     assert found.predicted_idle_s == load.parts_s["bubble"] + load.parts_s["imbalance"]
+    spec = plan_with("1f1b", tp=1, dp=8)
+    alone, parts = (
+        compare_profile(SMALL, CLUSTER, spec, profile),
+        pf.predict(SMALL, CLUSTER, spec).parts_s,
+    )
+    sent = next(f.predicted_s for f in alone.families if f.family == "collectives")
+    assert sent == parts["data_comm"] + parts["pipeline_comm"] > parts["data_comm"]
     differences = [abs(family.difference_s) for family in found.families]
     assert differences == sorted(differences, reverse=True)
     assert 0.5 < predicted / (load.stages[2].load_s * load.micro_batches) < 1.5

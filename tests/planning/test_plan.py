@@ -146,6 +146,31 @@ def test_no_plan_is_infeasible_only_where_all_layouts_were_examined():
         _ = stopped.best
 
 
+def test_an_answer_is_remembered_unless_it_may_be_cut_short():
+    model, step = pf.models.load("gpt2-small"), Training(global_batch=32, micro_batch=1)
+    first, again = (plan(model, cluster(8), step).best for _ in range(2))
+    stopped, other = (plan(model, cluster(8), step, stop=lambda: True).best for _ in range(2))
+    assert first is again
+    assert stopped is not other
+
+
+def test_one_device_of_a_sequence_attends_in_one_way():
+    plain, kinds = (found(cp=1, cp_kind=kind) for kind in ("all-gather", ("all-gather", "ring")))
+    assert plain.tried == kinds.tried
+
+
+@pytest.mark.parametrize(("order", "inside"), [("stages-inside", 4), ("replicas-inside", 8)])
+def test_replicas_of_a_node_are_those_beside_the_stages_in_it(order, inside):
+    plans = found(devices=32, pp=2, tp=1, zero=1, shard="node", rank_order=order)
+    assert {p.shard for p in plans.plans if p.dp == 16} == {inside}
+
+
+def test_what_peaks_is_neither_weights_nor_the_optimiser():
+    plan = pf.predict("gpt2-small", cluster(1), {"global_batch": 8, "micro_batch": 8})
+    others = {t: b for t, b in plan.memory.items() if t not in ("weights", "optimizer")}
+    assert others[plan.peak["term"]] == max(others.values())
+
+
 def test_a_problem_asked_again_has_the_same_answer_whatever_was_asked_before():
     asked = pf.models.load("gpt2-small"), cluster(8, 4), Training(global_batch=32, uncut=(3, 5))
     planner._evaluator.cache_clear()
