@@ -64,6 +64,8 @@ def test_a_device_costs_its_dies_their_package_and_the_memory_that_it_has():
             dies, stacks = groups.records["dies"][:, None], groups.records["hbm_stacks"][:, None]
             usd = PackageModel().device_usd(area, dies, stacks, capacity, groups.prices)
         assert groups.device_usd().tolist() == usd.tolist()
+    fixed = ChipGroups.of(ArchitectureSpace(SpaceSpec(name="fixed", base=CHIPLET, axes={})))
+    assert fixed.package == PackageModel()
 
 
 def test_links_between_dies_limit_the_buffer_and_cost_energy_by_hand():

@@ -46,6 +46,46 @@ def test_layouts_that_are_none(text):
         read_layout(text, "--layout")
 
 
+def test_a_layout_is_refused_before_it_is_written_out():
+    with pytest.raises(InvalidInputError, match="it is too long"):
+        read_layout("E" + "(" + "t" * 50 + "|)*9999t*2L", "--layout")
+
+
+@pytest.mark.parametrize(
+    ("options", "stages"),
+    [
+        ("--decoder-first-pipeline-num-layers 3", (4, 3, 3, 4)),
+        ("--decoder-last-pipeline-num-layers 6", (3, 2, 2, 7)),
+        (
+            "--decoder-first-pipeline-num-layers 1 --decoder-last-pipeline-num-layers 1",
+            (2, 5, 5, 2),
+        ),
+        ("--decoder-first-pipeline-num-layers 2", None),
+        (
+            "--num-virtual-stages-per-pipeline-rank 2 --decoder-first-pipeline-num-layers 3",
+            None,
+        ),
+        (
+            "--num-virtual-stages-per-pipeline-rank 2 --decoder-first-pipeline-num-layers 6 "
+            "--decoder-last-pipeline-num-layers 2",
+            (4, 1, 1, 1, 3, 1, 1, 2),
+        ),
+    ],
+)
+def test_ends_of_their_own_are_read_from_megatrons_options(tmp_path, options, stages):
+    model = models.load("gpt2-small")
+    file = tmp_path / "run.sh"
+    file.write_text(
+        "torchrun --nnodes 1 --nproc-per-node 4 pretrain_gpt.py --pipeline-model-parallel-size 4 "
+        f"--micro-batch-size 1 --global-batch-size 32 {options}\n"
+    )
+    if stages is None:
+        with pytest.raises(InvalidInputError, match="expected the other stages to be even"):
+            export.read_plan(file, model, 4)
+    else:
+        assert export.read_plan(file, model, 4).spec.stages == stages
+
+
 def test_an_uneven_pipeline_for_megatron():
     plan = {"pp": 4, "dp": 2, "global_batch": 32, "recompute": "none", "stages": (7, 9, 9, 9)}
     text = export.export_plan(plan, LLAMA, "megatron").text

@@ -33,6 +33,10 @@ def test_the_last_slice_ends_with_the_step(schedule):
     events = step_trace(found)["traceEvents"]
     assert json.loads(json.dumps(events)) == events
     slices = [e for e in events if e["ph"] == "X"]
+    rows = [row for row in found.passes.tolist() if row[5] >= 0]
+    named = {e["name"] for e in slices if "&" in e["name"]}
+    assert named == {f"F {row[4]} & B {row[5]}" for row in rows}
+    assert ("dualpipe-v" in schedule) == any(name.endswith("B 0") for name in named)
     end = max(e["ts"] + e["dur"] for e in slices)
     assert end / 1e6 == pytest.approx(found.plan.time_s, rel=1e-9)
     assert min(e["ts"] for e in slices) == 0.0
@@ -82,6 +86,13 @@ def test_passes_end_when_the_slow_player_ends_them(schedule):
         assert own["end_s"].max() == pytest.approx(step.end_s[d], rel=1e-12)
         assert own["start_s"].min() == pytest.approx(step.start_s[d], abs=1e-12)
         assert (own["end_s"] - own["start_s"]).sum() == pytest.approx(step.busy_s[d], rel=1e-12)
+
+
+def test_stages_are_busy_while_they_have_passes():
+    found = timeline(SMALL, CLUSTER, plan_with("1f1b"))
+    for k, stage in enumerate(found.plan.stages):
+        busy_s = stage.load_s * found.plan.micro_batches
+        assert found.busy_s(k) == pytest.approx(busy_s, rel=1e-9)
 
 
 def test_operators_of_a_layer_name_the_cores_that_they_use():
