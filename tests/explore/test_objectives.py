@@ -21,7 +21,7 @@ from phaze_fast.explore import (
     objectives,
     problems_of,
 )
-from phaze_fast.explore.best_first import first_of, first_of_parts
+from phaze_fast.explore.best_first import LimitedSearch, first_of, first_of_parts
 from phaze_fast.explore.objectives import Front, ScoreTable
 from phaze_fast.explore.portfolio import _PairSearch
 from phaze_fast.hardware.package import Prices, RunningCosts
@@ -206,6 +206,23 @@ def test_every_bound_is_below_the_value_it_bounds(name):
             seconds = objective.seconds(0, s, table, np.array([answer.group]), most)
             assert answer.placed.time_s <= seconds[0, answer.capacity]
     assert tightest > 0.7
+
+
+def test_a_score_at_its_limit_is_within_it():
+    groups = ChipGroups.of(some_with_every_hbm(8, 6))
+    step = pf.Training(**STEP, micro_batch=MICROBATCHES, tp=WIDTHS)
+
+    def limited(limits):
+        problems = problems_of([MODEL], groups, CLUSTER, step)
+        return LimitedSearch(problems, groups, limits).exact()
+
+    exact, bounds = limited(np.full(len(groups), np.inf))
+    assert np.isfinite(exact).any()
+    assert np.array_equal(exact, bounds)
+    assert np.array_equal(limited(exact)[0], exact)
+    just_below, above = limited(exact * (1.0 - 1e-9))
+    assert np.isinf(just_below).all()
+    assert (above <= exact).all()
 
 
 def test_a_mix_of_models_is_the_geometric_mean_of_their_values():

@@ -13,7 +13,8 @@ from phaze_fast.hardware import Cluster
 from phaze_fast.memory import Pipeline, footprint
 from phaze_fast.models import Lora, read_lora
 from phaze_fast.opgraph import Strategy, layer_graph
-from phaze_fast.planning import PlanSpec, Training, plan, predict
+from phaze_fast.planning import PlanSpec, Training, layer_schedules, plan, predict
+from phaze_fast.planning.sizes import strategy_sizes
 
 LLAMA = models.load("llama2-7b").replace(layers=4)
 SMALL = models.TransformerModel(
@@ -61,6 +62,28 @@ def test_experts_have_adapters_of_their_own():
     halves = layer_graph(adapted, Strategy(ep=2)).layers
     block = next(layer for layer in halves if layer.kind == "moe-block")
     assert block.expert_parameters - block.frozen_experts == 2 * each
+
+
+def test_empty_gradients_stand_in_for_trained_weights_alone():
+    """Megatron keeps one bf16 gradient of each shape: of experts of adapters, not of theirs."""
+    adapted = MIXTURE.with_lora(Lora(rank=4))
+    sizes = strategy_sizes(adapted, Strategy(), ("none",))
+    for layer, record in zip(sizes.graph.layers, sizes.kinds, strict=True):
+        trained = layer.device_parameters - layer.frozen_parameters
+        experts = layer.expert_parameters - layer.frozen_experts
+        one = trained - experts * 3 // 4  # all experts share one
+        assert record["shape_bytes"] == (2 * one if layer.kind.endswith("block") else 0)
+
+
+def test_a_frozen_embedding_has_a_forward_pass_alone():
+    schedules = layer_schedules(
+        SMALL.with_lora(Lora(rank=4)), CLUSTER, {"dp": 8, "global_batch": 8}
+    )
+    passes = [(layer.kind, layer.direction) for layer in schedules]
+    assert passes == [
+        ("embedding", "forward"), ("block", "forward"), ("block", "backward"),
+        ("head", "forward"), ("head", "backward"),
+    ]  # fmt: skip
 
 
 def test_products_of_a_frozen_layer():
