@@ -25,6 +25,7 @@ from phaze_fast.hardware import (
 from phaze_fast.hardware.silicon import EVERY_AREA, energy_table
 from phaze_fast.opgraph import layer_graph
 from phaze_fast.robust.area_range import terms_mm2
+from phaze_fast.robust.constants import AREA_TERMS
 from tests.reference import gemm as oracle
 
 TPU = presets.chip("tpuv4")
@@ -145,7 +146,12 @@ def test_rooflines_bound_layers_on_either_kind():
     graph = layer_graph(pf.models.load("gpt2-small"), pf.Strategy(micro_batch=2))
     counts = np.repeat([layer.count for layer in graph.layers], 2)
     pod = pf.Cluster(devices=1, fabric="tpuv4-pod")
-    chips = [random_chip(rng) for _ in range(40)] + [MIXED]
+    # Of few wide cores and many narrow ones, vector units have the wide ports.
+    few = MIXED.replace(
+        tensor_core=MIXED.tensor_core.replace(count=1),
+        other_tensor_core={"count": 512, "width": 32, "depth": 32},
+    )
+    chips = [*(random_chip(rng) for _ in range(40)), few, MIXED]
     records = chip_records(chips)
     bound_s = roofline_work_s(graph, records, pod, TPU)
     bound_j, _ = roofline_work_j(graph, records, TPU)
@@ -194,7 +200,11 @@ def test_terms_of_the_area_add_up():
     limit = {"max_mm2": 1e4, "terms": EVERY_AREA}
     axes = {"other_tensor_core.count": (16.0, 64.0)}
     space = ArchitectureSpace(SpaceSpec(name="terms", base=MIXED, axes=axes, area=limit))
-    assert terms_mm2(space, space.chips).sum(axis=1) == pytest.approx(space.area_mm2, rel=1e-12)
+    by_term = terms_mm2(space, space.chips)
+    assert by_term.sum(axis=1) == pytest.approx(space.area_mm2, rel=1e-12)
+    first, other = terms_mm2(space, chip_records(kinds(MIXED)))
+    arrays = [AREA_TERMS.index(name) for name in ("tensor", "tensor_local")]
+    assert by_term[1, arrays] == pytest.approx(first[arrays] + other[arrays], rel=1e-12)
 
 
 @pytest.mark.parametrize(
