@@ -40,7 +40,8 @@ void bind_silicon(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(ChipRecord, tensor_cores, tensor_width, tensor_depth, tensor_local_bytes,
                        vector_cores, vector_lanes, vector_alus_per_lane, vector_local_bytes,
                        buffer_bytes, buffer_bytes_per_cycle, buffer_port_bytes_per_cycle, hbm_bytes,
-                       hbm_bytes_per_s, hbm_stacks, clock_hz, links, link_bytes_per_s, dies, fp8);
+                       hbm_bytes_per_s, hbm_stacks, clock_hz, links, link_bytes_per_s, dies, fp8,
+                       other_cores, other_width, other_depth);
   PYBIND11_NUMPY_DTYPE(AreaBreakdown, tensor_mm2, vector_mm2, buffer_mm2, network_mm2, hbm_mm2,
                        control_mm2, links_mm2, die_to_die_mm2, total_mm2, extrapolated, status);
   PYBIND11_NUMPY_DTYPE(EnergyTable, mac_j, vector_op_j, local_byte_j, buffer_byte_j, hbm_byte_j,

@@ -65,12 +65,13 @@ def _chip_fields(chip: Accelerator) -> list[RenderableType]:
     )
     others = f"network {estimate.network_mm2:.2f}, HBM {estimate.hbm_mm2:.2f}"
     tensor, vector, hbm = chip.tensor_core, chip.vector_core, chip.hbm
-    memory = ""
+    other, memory = chip.other_tensor_core, ""
     if hbm:
         rate = format_bandwidth(hbm.bandwidth_bytes_per_s)
         memory = f"{format_bytes(hbm.capacity_bytes)} at {rate}, {hbm.stacks} stacks"
     pairs = [
         ("tensor cores", f"{tensor.count:,} of {tensor.width}x{tensor.depth}"),
+        ("other tensor cores", f"{other.count:,} of {other.width}x{other.depth}" if other else ""),
         ("vector cores", f"{vector.count:,} of {vector.lanes} lanes"),
         ("clock", f"{chip.clock_hz / 1e9:g} GHz"),
         ("peak", rates),

@@ -7,7 +7,7 @@ cost of an operator depends on. Results are cached by the content of the query.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate, chain, repeat
@@ -18,7 +18,7 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.caching import LruCache
 from phaze_fast.cost.collectives import collectives_s, rank_groups
-from phaze_fast.cost.machines import Machines, in_format, machines
+from phaze_fast.cost.machines import Machines, in_format, machines, on_tensor_cores
 from phaze_fast.cost.residency import layer_traffic
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, not_accepted
 from phaze_fast.hardware import Accelerator, AnyFabric, Cluster, EnergyTable, Tuning, presets
@@ -322,6 +322,27 @@ def _bounded(ops: Array, batch: Machines, threads: int) -> tuple[Array, ...]:
     return bounds, bounds, bounds, np.zeros_like(bounds)
 
 
+def _quickest(
+    ops: Array, batch: Machines, price: Callable[[Machines], tuple[Array, ...]]
+) -> tuple[Array, ...]:
+    """Price operators, products and attention on the kind of tensor cores that is quickest.
+
+    On one core, operators take the first kind, of which a layer's schedule counts the cores.
+    """
+    first, other = price(batch), batch.other
+    if other is None:
+        return first
+    (time_s, one_core_s, bound_s, joules), second = first, price(other)
+    free = on_tensor_cores(ops)
+    better = free & (second[0] < time_s)
+    return (
+        np.where(better, second[0], time_s),
+        one_core_s,
+        np.where(free, np.minimum(second[2], bound_s), bound_s),
+        np.where(better, second[3], joules),
+    )
+
+
 class CacheInfo(NamedTuple):
     """Counters of the cache of operator costs."""
 
@@ -411,7 +432,7 @@ class _Kept(NamedTuple):
     @classmethod
     def of(cls, graphs: Sequence[OpGraph], batch: Machines) -> _Kept:
         """Find what stays on chip in graphs on chips."""
-        levels = np.unique(_levels(batch), axis=0)
+        levels = _distinct_levels(batch)
         tables = [_shares(graph, levels, batch) for graph in graphs]
         both = np.concatenate(tables, axis=2).transpose(2, 0, 1)
         shares, row_of = np.unique(both, axis=0, return_inverse=True)
@@ -459,12 +480,21 @@ def _levels(batch: Machines) -> Array:
     return levels
 
 
+def _distinct_levels(batch: Machines) -> Array:
+    """Return the levels that occur, rising; ten times as fast where there is no stacked DRAM."""
+    levels = _levels(batch)
+    if batch.stacked is not None:
+        return np.unique(levels, axis=0)
+    sizes = np.unique(levels[:, 0])
+    return np.stack([sizes, np.zeros_like(sizes)], axis=1)
+
+
 def _most_spared(forms: Sequence[Sequence[OpGraph]], batch: Machines) -> Array:
     """Return the largest share of compulsory bytes that any form of each operator spares.
 
     The operators are those of the first form; the others have them too, and more.
     """
-    levels = np.unique(_levels(batch), axis=0)
+    levels = _distinct_levels(batch)
     spared = []
     for parts in zip(*forms, strict=True):
         first = parts[0]
@@ -490,6 +520,15 @@ def _tile_bytes(records: Array) -> Array:
     return tiles.astype(np.float64)
 
 
+def _prices(
+    ops: Array, batch: Machines, chip_of: Array, threads: int, rough: bool
+) -> tuple[Array, ...]:
+    """Return the costs of operators, or their bounds."""
+    if rough:
+        return _quickest(ops, batch, lambda kind: _bounded(ops, kind, threads))
+    return _quickest(ops, batch, lambda kind: _priced(ops, kind, chip_of, threads))
+
+
 def _priced_by_size(
     shapes: Array, batch: Machines, chip_of: Array, threads: int, rough: bool, kept: _Kept
 ) -> tuple[Array, ...]:
@@ -505,11 +544,7 @@ def _priced_by_size(
         position = np.full(len(batch), -1)
         position[mine] = np.arange(len(mine))
         some = batch.take(mine)
-        values = (
-            _bounded(sized, some, threads)
-            if rough
-            else _priced(sized, some, position[chip_of], threads)
-        )
+        values = _prices(sized, some, position[chip_of], threads, rough)
         for table, value in zip(tables, values, strict=True):
             table[mine] = value
         if batch.stacked is not None and not rough:
@@ -538,9 +573,7 @@ def _tabled(
         values = _priced_by_size(shapes, chips, chip_of, threads, rough, kept)
     else:
         sized = in_format(shapes, batch.precision)
-        values = (
-            _bounded(sized, chips, threads) if rough else _priced(sized, chips, chip_of, threads)
-        )
+        values = _prices(sized, chips, chip_of, threads, rough)
     column_of = np.full(len(ops), -1, dtype=np.intp)
     column_of[which] = column
     time_s, one_core_s, bound_s, dynamic_j = values
@@ -755,7 +788,8 @@ def roofline_work_s(
         *_before(flat),
         np.repeat(np.array([float(layer.count) for layer in graph.layers]), 2),
     )
-    bounds_s: Array = _core.path_bounds(sized, *batch.arguments, paths, thread_count(threads))
+    chips = batch.ideal.arguments
+    bounds_s: Array = _core.path_bounds(sized, *chips, paths, thread_count(threads))
     return bounds_s
 
 
@@ -796,5 +830,17 @@ def roofline_work_j(
     often = np.repeat(counts, [len(part) for part in parts])
     count = np.bincount(which, weights=often, minlength=len(ops))
     workers = thread_count(threads)
-    joules: Array = _core.energy_bounds(ops, *batch.arguments, batch.prices, count, workers)
-    return joules, batch.static_w
+    other = batch.other
+    if other is None:
+        joules: Array = _core.energy_bounds(ops, *batch.arguments, batch.prices, count, workers)
+        return joules, batch.static_w
+    least = np.zeros(len(batch))
+    for k in range(len(ops)):  # each on the kind of tensor cores that takes least
+        one = slice(k, k + 1)
+        least += np.minimum(
+            *(
+                _core.energy_bounds(ops[one], *kind.arguments, kind.prices, count[one], workers)
+                for kind in (batch, other)
+            )
+        )
+    return least, batch.static_w

@@ -20,7 +20,7 @@ from phaze_fast.hardware import (
     presets,
     tuning_record,
 )
-from phaze_fast.hardware.chip import Dtype, StackedDram
+from phaze_fast.hardware.chip import Dtype, StackedDram, port_bytes_per_cycle, with_other_cores
 from phaze_fast.hardware.silicon import die_areas_mm2
 from phaze_fast.tables import Array
 
@@ -64,6 +64,8 @@ class Machines:
     precision: Streams
     energy: Array
     """What each chip spends on events, one energy table per chip."""
+    other_energy: Array
+    """The same on its tensor cores of another shape, where it has some."""
     idle_w: dict[str, Array]
     """Watts of each chip that computes nothing: leakage, clock, HBM background."""
     limit_w: Array
@@ -86,6 +88,7 @@ class Machines:
             records=np.ascontiguousarray(self.records[chips]),
             tuning_of=np.ascontiguousarray(self.tuning_of[chips]),
             energy=np.ascontiguousarray(self.energy[chips]),
+            other_energy=np.ascontiguousarray(self.other_energy[chips]),
             idle_w={name: watts[chips] for name, watts in self.idle_w.items()},
             limit_w=self.limit_w[chips],
         )
@@ -108,15 +111,55 @@ class Machines:
         """The same for forward products with weights, of which cores that skip zeros do a part."""
         if self.products_done == 1.0:
             return self
-        spent = self.energy.copy()
-        spent["mac_j"] *= self.products_done
+        spent, other = self.energy.copy(), self.other_energy.copy()
+        for table in (spent, other):
+            table["mac_j"] *= self.products_done
         faster = self.precision._replace(rate=self.precision.rate / self.products_done)
-        return replace(self, precision=faster, energy=spent, products_done=1.0)
+        return replace(self, precision=faster, energy=spent, other_energy=other, products_done=1.0)
+
+    @property
+    def other(self) -> Machines | None:
+        """The chips with their tensor cores of another shape; none where no chip has any."""
+        if not (self.records["other_cores"] > 0).any():
+            return None
+        return replace(self, records=with_other_cores(self.records), energy=self.other_energy)
+
+    @property
+    def ideal(self) -> Machines:
+        """Chips whose operators are bounded by those on either kind of tensor cores.
+
+        They have the kind with more multipliers, with ports that are as wide together as those of
+        either kind, and as wide each as those of the first.
+        """
+        if self.other is None:
+            return self
+        first, second = self.records, self.other.records
+        macs, ports = (
+            [one["tensor_cores"] * share(one).astype(np.float64) for one in (first, second)]
+            for share in (lambda r: r["tensor_width"] * r["tensor_depth"], port_bytes_per_cycle)
+        )
+        better = np.where(macs[1] > macs[0], second, first)
+        wide = np.maximum(*ports) / better["tensor_cores"]
+        better["buffer_port_bytes_per_cycle"] = np.where(
+            first["other_cores"] > 0,
+            np.maximum(port_bytes_per_cycle(first), wide),
+            first["buffer_port_bytes_per_cycle"],
+        )
+        return replace(self, records=better)
 
     @property
     def arguments(self) -> tuple[Array, Array, Array, Streams]:
         """Arguments that every kernel takes about the chips."""
         return self.records, self.tuning_of, self.tunings, self.precision
+
+
+def on_tensor_cores(ops: Array) -> Array:
+    """Return which operators are products (of convolutions too) or attention."""
+    function = ops["function"]
+    products: Array = (function <= _core.FUNCTIONS.index("attention-backward")) | (
+        function >= _core.FIRST_CONVOLUTION
+    )
+    return products
 
 
 def in_format(ops: Array, precision: Streams) -> Array:
@@ -288,10 +331,11 @@ def energy_table_for(chip: Accelerator | None) -> EnergyTable:
 
 def _spending(
     records: Array, like: Accelerator | None, energy: EnergyTable | None, built: bool = False
-) -> tuple[Array, dict[str, Array], Array]:
-    """Energy table, power while nothing is computed and power limit of chips like another.
+) -> tuple[Array, Array, dict[str, Array], Array]:
+    """Energy tables, idle power and power limit of chips like another.
 
-    The area of a chip that is built is its die's, where that is published.
+    The tables are one for each kind of tensor cores, the power by what takes it. The area of a chip
+    that is built is its die's, where that is published.
     """
     table = energy_table_for(like) if energy is None else energy
     area_mm2 = die_areas_mm2(records, None if like is None else like.process_nm)
@@ -299,15 +343,16 @@ def _spending(
     if built and like is not None:
         area_mm2[:] = like.die_area_mm2 or area_mm2
         limit_w[:] = like.power_w or np.inf
-    return table.of_chips(records), table.idle_w(records, area_mm2), limit_w
+    tables = table.of_chips(records), table.of_chips(with_other_cores(records))
+    return *tables, table.idle_w(records, area_mm2), limit_w
 
 
 def _spending_of(
     chips: Sequence[Accelerator], records: Array, energy: EnergyTable | None
-) -> tuple[Array, dict[str, Array], Array]:
+) -> tuple[Array, Array, dict[str, Array], Array]:
     """Return the same of chips that are built, each with its node, die area and rated power."""
     parts = [_spending(records[:0], None, energy)]
     parts += [_spending(records[i : i + 1], chip, energy, True) for i, chip in enumerate(chips)]
-    tables, idle, limits = zip(*parts, strict=True)
+    tables, others, idle, limits = zip(*parts, strict=True)
     idle_w = {name: np.concatenate([part[name] for part in idle]) for name in idle[0]}
-    return np.concatenate(tables), idle_w, np.concatenate(limits)
+    return np.concatenate(tables), np.concatenate(others), idle_w, np.concatenate(limits)

@@ -175,8 +175,11 @@ class ChipGroups:
 
     def peak_flops(self, record: Any) -> float:
         """FLOP/s of one chip in bf16 at its rated clock, in FP8 where the step computes in it."""
-        macs = float(record["tensor_cores"]) * float(record["tensor_width"])
-        macs *= float(record["tensor_depth"])
+        macs = sum(
+            float(record[f"{kind}_cores"] * record[f"{kind}_width"])
+            * float(record[f"{kind}_depth"])
+            for kind in ("tensor", "other")
+        )
         rate = self.like.tensor_core.rates.get("bf16", 0.0)
         if any(variant.fp8 for variant in self.variants) and record["fp8"]:
             rate = FP8_RATE

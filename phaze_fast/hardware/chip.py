@@ -73,7 +73,7 @@ class StructuredSparsity(Record):
 
 
 class TensorCore(Record):
-    """Matrix units of a chip, all identical."""
+    """Matrix units of a chip, all identical but for those of `OtherTensorCore`."""
 
     what: ClassVar[str] = "tensor_core"
     count: Count
@@ -96,6 +96,21 @@ class TensorCore(Record):
     def macs_per_cycle(self) -> int:
         """bf16 multiply-accumulates per cycle of all cores together."""
         return self.count * self.width * self.depth
+
+
+class OtherTensorCore(Record):
+    """Matrix units of another shape, with the formats of the first and local buffers as in PHAZE.
+
+    A product or an attention kernel runs on the kind on whose cores, all together, it is quickest.
+    """
+
+    what: ClassVar[str] = "other_tensor_core"
+    count: Count
+    """Number of units."""
+    width: Side
+    """Columns of one array."""
+    depth: Side
+    """Rows of one array."""
 
 
 class VectorCore(Record):
@@ -218,6 +233,9 @@ FIELD_COLUMNS = {
     "links.count": "links",
     "links.bandwidth_bytes_per_s": "link_bytes_per_s",
     "dies": "dies",
+    "other_tensor_core.count": "other_cores",
+    "other_tensor_core.width": "other_width",
+    "other_tensor_core.depth": "other_depth",
 }
 """Fields of a chip, and the columns of ``_core.CHIP_DTYPE`` that hold them."""
 
@@ -240,6 +258,8 @@ class Accelerator(Record):
     """Clock of cores and buffer (boost clock where the vendor rates peaks at it)."""
     tensor_core: TensorCore
     """Matrix units."""
+    other_tensor_core: OtherTensorCore | None = None
+    """Matrix units of another shape; absent: none."""
     vector_core: VectorCore
     """Vector units."""
     buffer: Buffer
@@ -284,11 +304,27 @@ class Accelerator(Record):
             )
         if self.stacked is not None:
             self._check_stacked(self.stacked)
+        if self.other_tensor_core is not None:
+            self._check_other_cores(self.other_tensor_core)
         if self.die_to_die is not None and self.dies == 1:
             raise ValueError("die_to_die: not accepted for one die; expected dies of 2 or more")
         if self.die_to_die is not None and self.buffer.capacity_bytes == 0:
             raise ValueError("die_to_die: not accepted without a buffer that the dies share")
         return self
+
+    def _check_other_cores(self, other: OtherTensorCore) -> None:
+        if self.repeats_shape:
+            raise ValueError(
+                f"other_tensor_core: {other.width}x{other.depth} is the shape of tensor_core too; "
+                "expected another, or a higher tensor_core.count"
+            )
+        if self.buffer.capacity_bytes == 0:
+            raise ValueError("other_tensor_core: not accepted without a buffer that all cores read")
+        if self.tuning.blocks or self.tuning.sustained_flops is not None:
+            raise ValueError(
+                "other_tensor_core: not accepted with fitted blocks or a fitted sustained rate, "
+                "which are of one kind of cores"
+            )
 
     def _check_stacked(self, stacked: StackedDram) -> None:
         if self.hbm is None:
@@ -321,7 +357,20 @@ class Accelerator(Record):
                 f"accepted: {', '.join(self.tensor_core.rates)}"
             )
         rate = self.tensor_core.rates[dtype]
-        return 2.0 * self.tensor_core.macs_per_cycle * self.clock_hz * rate
+        return 2.0 * self.macs_per_cycle * self.clock_hz * rate
+
+    @property
+    def repeats_shape(self) -> bool:
+        """Whether its other tensor cores have the shape of the first, which is not accepted."""
+        first, other = self.tensor_core, self.other_tensor_core
+        return other is not None and (other.width, other.depth) == (first.width, first.depth)
+
+    @property
+    def macs_per_cycle(self) -> int:
+        """bf16 multiply-accumulates per cycle of all tensor cores, those of another shape too."""
+        other = self.other_tensor_core
+        more = 0 if other is None else other.count * other.width * other.depth
+        return self.tensor_core.macs_per_cycle + more
 
     @property
     def buffer_bandwidth_bytes_per_s(self) -> float:
@@ -411,12 +460,14 @@ class Accelerator(Record):
 
     def __str__(self) -> str:
         tensor, vector = self.tensor_core, self.vector_core
-        hbm = "none"
+        hbm, other, arrays = "none", self.other_tensor_core, f"{tensor.width}x{tensor.depth}"
+        if other is not None:
+            arrays += f" and {other.count} x {other.width}x{other.depth}"
         if self.hbm is not None:
             rate = format_bandwidth(self.hbm.bandwidth_bytes_per_s)
             hbm = f"{format_bytes(self.hbm.capacity_bytes)} at {rate}"
         return (
-            f"{self.name}: {tensor.count} x {tensor.width}x{tensor.depth} tensor, "
+            f"{self.name}: {tensor.count} x {arrays} tensor, "
             f"{vector.count} x {vector.lanes} lanes, buffer "
             f"{format_bytes(self.buffer.capacity_bytes)}, HBM {hbm}, "
             f"{self._peak_text()} at {self.clock_hz / 1e9:g} GHz"
@@ -444,6 +495,26 @@ def chip_records(chips: list[Accelerator] | tuple[Accelerator, ...]) -> np.ndarr
         if chip.die_to_die is not None:
             limit_by_dies(table[i : i + 1], chip.die_to_die)
     return table
+
+
+def port_bytes_per_cycle(chips: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the bytes per cycle of a tensor core's port: as given, or as wide as its edges."""
+    given, edges = (
+        chips["buffer_port_bytes_per_cycle"],
+        chips["tensor_width"] + chips["tensor_depth"],
+    )
+    return np.where(given > 0, given, 2.0 * edges)
+
+
+def with_other_cores(chips: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return chips with their other tensor cores in place of the first, where they have others."""
+    swapped, has = chips.copy(), chips["other_cores"] > 0
+    for part in ("cores", "width", "depth"):
+        swapped[f"tensor_{part}"][has] = chips[f"other_{part}"][has]
+        swapped[f"other_{part}"] = 0
+    elements = chips["other_width"] * chips["other_depth"]
+    swapped["tensor_local_bytes"][has] = np.maximum(KIB, elements * KIB // 64)[has]
+    return swapped
 
 
 def limit_by_dies(chips: np.ndarray[Any, Any], links: DieToDie) -> None:

@@ -261,6 +261,8 @@ class SpaceSpec(Record):
             for value in sorted({min(numbers), max(numbers)}):
                 number = int(value) if _is_whole(field) else value
                 tried = with_fields(self.base, {field: number}, "axes")
+                if tried.repeats_shape:  # such points are left out of the grid
+                    continue
                 try:
                     Accelerator.from_dict(tried.model_dump())
                 except InvalidInputError as error:
@@ -272,7 +274,7 @@ class SpaceSpec(Record):
     def _check_parts(self) -> None:
         """Refuse axes over parts that the base lacks, or over fields that another axis sets."""
         fields = (*self.axes, *self.ties)
-        for part in ("hbm", "links"):
+        for part in ("hbm", "links", "other_tensor_core"):
             if any(f.startswith(f"{part}.") for f in fields) and getattr(self.base, part) is None:
                 raise ValueError(f"axes: {self.base.name} has no {part} to vary")
         if self.sustained is not None and self.base.tuning != Tuning():

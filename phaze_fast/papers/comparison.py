@@ -227,7 +227,7 @@ def _searches(
 
 _CAUSES = {
     "HBM": ("hbm",),
-    "multipliers": ("tensor_core", "clock_hz", "dies"),
+    "multipliers": ("tensor_core", "other_tensor_core", "clock_hz", "dies"),
     "vector units": ("vector_core",),
     "buffer": ("buffer",),
 }

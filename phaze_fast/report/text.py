@@ -119,6 +119,9 @@ def chip_text(chip: Any) -> str:
     if tensor:
         array = f"{tensor.get('width')}{TIMES}{tensor.get('depth')}"
         parts.append(f"{tensor.get('count')} {TIMES} {array} tensor")
+    if other := chip.get("other_tensor_core"):
+        array = f"{other.get('width')}{TIMES}{other.get('depth')}"
+        parts.append(f"{other.get('count')} {TIMES} {array} other tensor")
     if vector:
         alus = vector.get("alus_per_lane", 1)
         lanes = f"{vector.get('lanes')}" if alus == 1 else f"{vector.get('lanes')}{TIMES}{alus}"
@@ -147,15 +150,18 @@ def _with_buffer(core: str, buffer_bytes: Any) -> str:
 
 def chip_parts(chip: Data) -> list[list[str]]:
     """List the parts of a chip: name, count, size of one, total."""
-    tensor, vector = chip.get("tensor_core") or {}, chip.get("vector_core") or {}
+    vector = chip.get("vector_core") or {}
     buffer, hbm = chip.get("buffer") or {}, chip.get("hbm") or {}
     clock_hz, rows = chip.get("clock_hz"), []
-    if tensor:
+    for name, field in (("tensor", "tensor_core"), ("other tensor", "other_tensor_core")):
+        tensor = chip.get(field)
+        if not tensor:
+            continue
         macs = tensor.get("count", 0) * tensor.get("width", 0) * tensor.get("depth", 0)
         array = f"{tensor.get('width')} {TIMES} {tensor.get('depth')} array"
         core = _with_buffer(array, tensor.get("local_buffer_bytes"))
         peak = _peak(2.0 * macs, clock_hz, "bf16")
-        rows.append(["tensor cores", count(tensor.get("count")), core, peak])
+        rows.append([f"{name} cores", count(tensor.get("count")), core, peak])
     if vector:
         lanes, alus = vector.get("lanes", 0), vector.get("alus_per_lane", 1)
         core = f"{lanes} lanes {TIMES} {alus} ALUs" if alus != 1 else f"{lanes} lanes"
@@ -206,6 +212,9 @@ _CHIP_AXES = {
     "tensor_core.count": "tensor cores",
     "tensor_core.width": "array width",
     "tensor_core.depth": "array depth",
+    "other_tensor_core.count": "other tensor cores",
+    "other_tensor_core.width": "other arrays' width",
+    "other_tensor_core.depth": "other arrays' depth",
     "vector_core.count": "vector cores",
     "vector_core.lanes": "vector lanes",
     "buffer.capacity_bytes": "buffer",

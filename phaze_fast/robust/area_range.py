@@ -27,6 +27,8 @@ def terms_mm2(space: ArchitectureSpace, records: Array) -> Array:
     multiplier, lane = _unit_mm2(space)
     arrays = records["tensor_cores"] * records["tensor_width"] * float(multiplier)
     arrays = arrays * records["tensor_depth"]
+    other = records["other_cores"] * records["other_width"] * float(multiplier)
+    arrays = arrays + other * records["other_depth"]
     if terms.formats:
         arrays = arrays * np.where(records["fp8"] > 0, 1.0 + terms.fp8_share, 1.0)
     lanes = records["vector_cores"] * records["vector_lanes"] * records["vector_alus_per_lane"]
@@ -49,7 +51,7 @@ def _unit_mm2(space: ArchitectureSpace) -> tuple[float, float]:
     two = np.repeat(chip_records([space.spec.base]), 2)
     for field in ("tensor_cores", "tensor_depth", "vector_cores", "vector_alus_per_lane"):
         two[field] = 1
-    two["fp8"] = 0
+    two["fp8"] = two["other_cores"] = 0
     two["tensor_width"] = two["vector_lanes"] = (1, 2)
     areas = area_batch(two, AreaTerms(process_nm=space.spec.area_terms.process_nm))
     return float(np.diff(areas["tensor_mm2"])[0]), float(np.diff(areas["vector_mm2"])[0])

@@ -1,4 +1,4 @@
-"""Chips that are not a TPU: of SRAM only, of several dies, with sparse tensor cores."""
+"""Chips that are not a TPU: of SRAM only, of several dies, of sparse or mixed tensor cores."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,17 @@ SPARSE = TPU.replace(
 SRAM = presets.chip("dojo-d1").replace(
     name="sram", buffer={"capacity_bytes": 2 * 2**30, "bytes_per_cycle": 8192.0}
 )
+MIXED = TPU.replace(
+    name="mixed",
+    tensor_core=TPU.tensor_core.replace(count=4),
+    other_tensor_core={"count": 64, "width": 32, "depth": 32},
+)
+MIXED_AXES = {
+    "tensor_core.count": (1.0, 4.0),
+    "other_tensor_core.count": (16.0, 64.0, 256.0),
+}
 AXES = {
+    "mixed": (MIXED, MIXED_AXES),
     "chiplet": (CHIPLET, {"dies": (1.0, 2.0, 4.0), "tensor_core.count": (4.0, 8.0)}),
     "sparse": (SPARSE, {"tensor_core.count": (2.0, 4.0, 8.0), "tensor_core.width": (64.0, 128.0)}),
     "sram": (SRAM, {"tensor_core.count": (64.0, 128.0, 354.0), "clock_hz": (1e9, 2e9)}),

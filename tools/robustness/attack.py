@@ -140,6 +140,9 @@ def chips(rng):
     case = random_case(seed, (), 8, 6)
     picked = np.sort(case.rng.choice(len(tpuv4_space()), 3, replace=False))
     problem, records = case.problem, tpuv4_space().chips[picked].copy()
+    if rng.random() < 0.5:  # some of them with tensor cores of another shape
+        for column, sizes in (("cores", [0, 1, 16, 256]), ("width", [8, 48]), ("depth", [16, 96])):
+            records[f"other_{column}"] = [rng.choice(sizes) for _ in records]
     if len(problem):
         yield from _bounds_of_chips(case.rng, problem, records, seed)
         yield _search_of(case, picked), seed

@@ -33,8 +33,11 @@ enum class ChipColumn : std::int32_t {
   kLinkBytesPerS = 16,
   kDies = 17,
   kFp8 = 18,
+  kOtherCores = 19,
+  kOtherWidth = 20,
+  kOtherDepth = 21,
 };
-inline constexpr int kChipColumnCount = 19;
+inline constexpr int kChipColumnCount = 22;
 
 // Whether a column holds whole numbers.
 constexpr bool is_whole(ChipColumn column) noexcept {

@@ -29,6 +29,9 @@ struct ChipRecord {
   double link_bytes_per_s;             // of one link and direction
   std::int64_t dies;                   // dies of the logic; 0 and 1 mean a single die
   std::int64_t fp8;                    // 1 if the arrays multiply FP8 at twice the rate of bf16
+  std::int64_t other_cores;            // systolic arrays of another shape; 0 if there are none
+  std::int64_t other_width;            // columns of one of those
+  std::int64_t other_depth;            // rows of one of those
 };
 
 // Bytes per cycle of one core's port: as given, or one bf16 value per row and column of the array.

@@ -42,7 +42,10 @@ constexpr Field kFields[kChipColumnCount] = {// by ChipColumn
                                              &ChipRecord::links,
                                              &ChipRecord::link_bytes_per_s,
                                              &ChipRecord::dies,
-                                             &ChipRecord::fp8};
+                                             &ChipRecord::fp8,
+                                             &ChipRecord::other_cores,
+                                             &ChipRecord::other_width,
+                                             &ChipRecord::other_depth};
 
 void set(ChipRecord& chip, ChipColumn column, double value) noexcept {
   const Field& field = kFields[static_cast<std::size_t>(column)];
@@ -78,6 +81,9 @@ void derive(const ChipGrid& grid, ChipRecord& chip) noexcept {
 }
 
 bool passes(const GridFilter& filter, const ChipRecord& chip, double area_mm2) noexcept {
+  const bool one_shape =
+      chip.other_width == chip.tensor_width && chip.other_depth == chip.tensor_depth;
+  if (chip.other_cores > 0 && one_shape) return false;
   if (!(area_mm2 <= filter.max_mm2)) return false;
   const bool single = chip.tensor_cores == 1 || chip.vector_cores == 1;
   if (area_mm2 < filter.min_mm2 && !(filter.keep_small_single_core && single)) return false;

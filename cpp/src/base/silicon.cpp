@@ -52,7 +52,8 @@ bool well_formed(const ChipRecord& c) noexcept {
       c.tensor_cores, c.tensor_width, c.tensor_depth,       c.tensor_local_bytes,
       c.vector_cores, c.vector_lanes, c.vector_local_bytes, c.vector_alus_per_lane,
       c.buffer_bytes, c.hbm_bytes,    c.hbm_stacks,         c.links,
-      c.dies,         c.fp8};
+      c.dies,         c.fp8,          c.other_cores,        c.other_width,
+      c.other_depth};
   for (const std::int64_t count : counts) {
     if (count < 0) return false;
   }
@@ -62,6 +63,42 @@ bool well_formed(const ChipRecord& c) noexcept {
     if (!(rate >= 0.0) || !std::isfinite(rate)) return false;
   }
   return true;
+}
+
+// The chip with its other arrays in place of the first, each with a local buffer of 16 bytes per
+// multiplier and 1 KiB at least, as in PHAZE.
+ChipRecord with_other_cores(ChipRecord chip) noexcept {
+  constexpr double most = 9.2e18;  // saturates for sizes no chip has
+  const double bytes =
+      16.0 * static_cast<double>(chip.other_width) * static_cast<double>(chip.other_depth);
+  chip.tensor_cores = chip.other_cores;
+  chip.tensor_width = chip.other_width;
+  chip.tensor_depth = chip.other_depth;
+  chip.tensor_local_bytes = static_cast<std::int64_t>(std::clamp(bytes, kBytesPerKib, most));
+  chip.other_cores = 0;
+  return chip;
+}
+
+// Area of the first kind of arrays with their local buffers.
+double arrays_um2(const ChipRecord& chip, const AreaTerms& terms, bool* extrapolated) noexcept {
+  const double element_um2 =
+      kElementUm2 * (1.0 + terms.logic_growth) * (1.0 + (chip.fp8 > 0 ? terms.fp8_share : 0.0));
+  return static_cast<double>(chip.tensor_cores) *
+         (static_cast<double>(chip.tensor_width) * static_cast<double>(chip.tensor_depth) *
+              element_um2 +
+          (1.0 + terms.sram_growth) *
+              local_sram_um2(static_cast<double>(chip.tensor_local_bytes) / kBytesPerKib,
+                             extrapolated));
+}
+
+// Energy of one cycle of the first kind of arrays: products, and one operand per row and column.
+double arrays_j(const ChipRecord& chip, const EnergyTable& table) noexcept {
+  constexpr double kOperandBytes = 2.0;  // bf16
+  const auto cores = static_cast<double>(chip.tensor_cores);
+  const auto width = static_cast<double>(chip.tensor_width);
+  const auto depth = static_cast<double>(chip.tensor_depth);
+  return cores * width * depth * table.mac_j +
+         cores * (width + depth) * kOperandBytes * table.local_byte_j;
 }
 
 }  // namespace
@@ -82,20 +119,19 @@ AreaBreakdown chip_area(const ChipRecord& chip, const AreaTerms& terms) noexcept
     return {nan, nan, nan, nan, nan, nan, nan, nan, nan, 0, bad};
   }
   bool extrapolated = false;
-  const auto width = static_cast<double>(chip.tensor_width);
-  const auto depth = static_cast<double>(chip.tensor_depth);
   const auto lanes = static_cast<double>(chip.vector_lanes);
   const auto alus = static_cast<double>(chip.vector_alus_per_lane);
   const auto tensor_cores = static_cast<double>(chip.tensor_cores);
   const auto vector_cores = static_cast<double>(chip.vector_cores);
   const double logic = 1.0 + terms.logic_growth;
   const double sram = 1.0 + terms.sram_growth;
-  const double element_um2 = kElementUm2 * logic * (1.0 + (chip.fp8 > 0 ? terms.fp8_share : 0.0));
-  const double tensor_um2 =
-      tensor_cores *
-      (width * depth * element_um2 +
-       sram * local_sram_um2(static_cast<double>(chip.tensor_local_bytes) / kBytesPerKib,
-                             &extrapolated));
+  double tensor_um2 = arrays_um2(chip, terms, &extrapolated);
+  double port_bytes = (tensor_cores + vector_cores) * port_bytes_per_cycle(chip);
+  if (chip.other_cores > 0) {
+    const ChipRecord other = with_other_cores(chip);
+    tensor_um2 += arrays_um2(other, terms, &extrapolated);
+    port_bytes += static_cast<double>(other.tensor_cores) * port_bytes_per_cycle(other);
+  }
   const double vector_um2 =
       vector_cores *
       (lanes * alus * (kLaneUm2 * logic) +
@@ -106,8 +142,7 @@ AreaBreakdown chip_area(const ChipRecord& chip, const AreaTerms& terms) noexcept
   area.tensor_mm2 = tensor_um2 / kUm2PerMm2;
   area.vector_mm2 = vector_um2 / kUm2PerMm2;
   area.buffer_mm2 = buffer_um2 / kUm2PerMm2;
-  area.network_mm2 =
-      (tensor_cores + vector_cores) * port_bytes_per_cycle(chip) * terms.network_mm2_per_port_byte;
+  area.network_mm2 = port_bytes * terms.network_mm2_per_port_byte;
   area.hbm_mm2 = static_cast<double>(chip.hbm_stacks) * terms.hbm_mm2_per_stack;
   area.control_mm2 = vector_cores * lanes * terms.control_mm2_per_lane;
   area.links_mm2 =
@@ -122,18 +157,13 @@ AreaBreakdown chip_area(const ChipRecord& chip, const AreaTerms& terms) noexcept
 }
 
 double peak_power_w(const ChipRecord& chip, const EnergyTable& table, double area_mm2) noexcept {
-  constexpr double kOperandBytes = 2.0;  // bf16
-  const auto tensor_cores = static_cast<double>(chip.tensor_cores);
-  const auto width = static_cast<double>(chip.tensor_width);
-  const auto depth = static_cast<double>(chip.tensor_depth);
   const double lane_ops = static_cast<double>(chip.vector_cores) *
                           static_cast<double>(chip.vector_lanes) *
                           static_cast<double>(chip.vector_alus_per_lane);
-  // A systolic array takes one operand per row and one per column each cycle.
-  const double per_cycle_j = tensor_cores * width * depth * table.mac_j +
-                             tensor_cores * (width + depth) * kOperandBytes * table.local_byte_j +
-                             lane_ops * table.vector_op_j +
-                             chip.buffer_bytes_per_cycle * table.buffer_byte_j;
+  double tensor_j = arrays_j(chip, table);
+  if (chip.other_cores > 0) tensor_j += arrays_j(with_other_cores(chip), table);
+  const double per_cycle_j =
+      tensor_j + lane_ops * table.vector_op_j + chip.buffer_bytes_per_cycle * table.buffer_byte_j;
   return per_cycle_j * chip.clock_hz + chip.hbm_bytes_per_s * table.hbm_byte_j +
          static_cast<double>(chip.links) * chip.link_bytes_per_s * table.network_byte_j +
          area_mm2 * table.static_w_per_mm2;

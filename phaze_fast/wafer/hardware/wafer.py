@@ -844,10 +844,7 @@ class WaferTotals:
 def _die_peak_w(wafer: Wafer, table: EnergyTable) -> float:
     """Power of one die; SRAM that is both core-local memory and the buffer is counted once."""
     chip, die = wafer.chip, wafer.die
-    cycles = (
-        chip.tensor_core.macs_per_cycle * table.mac_j
-        + chip.vector_core.ops_per_cycle * table.vector_op_j
-    )
+    cycles = chip.macs_per_cycle * table.mac_j + chip.vector_core.ops_per_cycle * table.vector_op_j
     sram = chip.buffer_bandwidth_bytes_per_s
     if die.network_bytes_per_s is None:  # one buffer: its own accesses, and those at the ports
         memory_w = sram * (table.buffer_byte_j + table.local_byte_j)
