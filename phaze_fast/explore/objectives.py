@@ -295,8 +295,7 @@ class ScoreTable:
     """Scores of chip groups with each capacity: the weighted geometric mean over the models."""
 
     def __init__(self, weights: Sequence[float], shape: tuple[int, int]) -> None:
-        shares = [w / max(weights) for w in weights]
-        self.weights = [share / sum(shares) for share in shares]
+        self.weights = [weight / sum(weights) for weight in weights]
         self.values = np.full((len(weights), *shape), np.inf)
         """Best value of each model, shape (models, groups, capacities)."""
         self.scores = np.full(shape, np.inf)

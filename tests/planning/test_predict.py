@@ -27,6 +27,7 @@ from phaze_fast.planning import (
     predict_batch,
     step_s,
 )
+from phaze_fast.software import DEFAULT, load_software
 
 ON = Cluster(devices=16, fabric="dgx-h100", chip="h100")
 
@@ -381,3 +382,16 @@ def test_without_stages_each_stage_has_an_even_share_of_the_blocks(blocks, step,
     plan = pf.predict(model, h100(4), {**step, "global_batch": 16})
     assert [stage.kinds["block"] for stage in plan.stages] == by_stage
     assert all(max(stage.chunks) - min(stage.chunks) <= 2 for stage in plan.stages)
+
+
+def test_devices_intervals_and_overlap_of_a_plan():
+    spec = PlanSpec(global_batch=32, tp=2, cp=2, pp=2, dp=2, micro_batch=1)
+    found = predict("llama2-7b", ON, spec.replace(seq=8192))
+    assert found.devices == spec.devices == 16
+    mine = load_software(DEFAULT).replace(name="mine", step_ratios=(0.8, 1.5))
+    own = predict("llama2-7b", ON, spec.replace(seq=8192, software=mine))
+    assert own.interval_s == pytest.approx((0.8 * own.time_s, 1.5 * own.time_s), rel=1e-12)
+    # One stage has no other micro-batch whose passes could hide an exchange.
+    alone = PlanSpec(global_batch=32, pp=1, dp=4, ep=4, schedule="dualpipe", vpp=2)
+    assert not alone.strategy.overlap_experts
+    assert alone.replace(pp=2).strategy.overlap_experts

@@ -90,8 +90,9 @@ class Judge:
         return known
 
     def tests_by_mutant(self, items, known):
-        """(wider, seconds, name) of the tests that reach each mutant, those of its own package first,
-        then the quickest."""
+        """(wider, seconds, name) of the tests that reach each mutant: of its own package, of others,
+        and last those of recorded answers, which notice most and of which all run; the quickest
+        first."""
         found: dict[int, list] = {}
         for name, (seconds, reached, _) in known.items():
             if name not in items:
@@ -99,7 +100,9 @@ class Judge:
             reached = set(reached)
             for number, mutant in self.mutants.items():
                 if mutant.place in reached:
-                    wider = not name.startswith(JOB["near"][str(number)])
+                    wider = 0 if name.startswith(JOB["near"][str(number)]) else 1
+                    if "/test_recorded_" in name:
+                        wider = 2
                     found.setdefault(number, []).append((wider, seconds, name))
         return {number: sorted(tests) for number, tests in found.items()}
 
@@ -129,10 +132,10 @@ class Judge:
         begin = time.monotonic()
         row = {"number": number, "outcome": "survived", "tests": len(tests)}
         budget_s = JOB["brief_s"] if number in JOB.get("brief", ()) else JOB["budget_s"]
-        for wide in (False, True):
+        for wide in range(3):
             chosen, spent = [], 0.0
             for wider, seconds, name in tests:
-                if wider == wide and spent < budget_s:
+                if wider == wide and (spent < budget_s or wide == 2):
                     chosen.append(items[name])
                     spent += seconds
             if chosen and self.notices(number, chosen, spent):
