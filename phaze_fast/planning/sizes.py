@@ -337,8 +337,10 @@ def strategy_sizes(
     model = model_as_run(model, used, strategy.tp)
     formats = load_precision(BF16) if precision is None else precision
     graph = _layer_graph(model, strategy, fusion, formats)
-    split = used.split_storage and strategy.tp > 1 and not strategy.sequence_parallel
-    shares = strategy.replace(sequence_parallel=True) if split else strategy
+    shares = strategy
+    if used.split_storage and strategy.tp > 1 and not strategy.sequence_parallel:
+        split = strategy.replace(sequence_parallel=True)
+        shares = strategy if reasons(model, split) else split  # odd rows count as whole
     variants, variant_of = _distinct_variants(graph, recompute)
     return StrategySizes(
         graph=graph,

@@ -344,6 +344,9 @@ def test_rows_that_are_stored_in_shares_are_whole_in_products():
     assert first[1]["recompute"] == first[2]["recompute"] < first[0]["recompute"]
     gathered = first[1]["communication"] - first[0]["communication"]
     assert gathered == MESSAGE
+    odd = {**plain, "seq": 31, "sequence_parallel": False}
+    kept = found(flat(1e9), **odd, software=PLAIN.replace(split_storage=True))
+    assert kept.memory == found(flat(1e9), **odd).memory
 
 
 # ---- what is recomputed ----
