@@ -577,7 +577,7 @@ void bind_plan_records(py::module_& module) {
                        micro_batches, shard);
   PYBIND11_NUMPY_DTYPE(TrainingRecord, weight_bytes, gradient_bytes, state_bytes, fragmentation,
                        bucket_bytes, contention, hbm_byte_j, network_byte_j, gather_bytes,
-                       workspace_bytes, late_gradients, unused);
+                       workspace_bytes, late_gradients, whole_layers);
   PYBIND11_NUMPY_DTYPE(PlanParts, compute_s, tensor_comm_s, context_comm_s, expert_comm_s,
                        pipeline_comm_s, data_comm_s, bubble_s, imbalance_s, recompute_s,
                        optimizer_s, host_s);

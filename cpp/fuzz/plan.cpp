@@ -14,7 +14,7 @@ struct Model {
   std::vector<LayerKindRecord> sizes;
   std::vector<LayoutRecord> layouts;
   FabricRecord fabric{};
-  TrainingRecord training{2.0, 4.0, 12.0, 0.03, 1e6, 0.2, 1e-9, 1e-8, 2.0, 0.0, 0, 0};
+  TrainingRecord training{2.0, 4.0, 12.0, 0.03, 1e6, 0.2, 1e-9, 1e-8, 2.0, 0.0, 0, 2};
   std::vector<double> forward, plain, backward, weight, joules, joules_back;
 
   PlanProblem problem(bool some_blocks) const {

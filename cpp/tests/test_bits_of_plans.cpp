@@ -228,7 +228,7 @@ Model draw_model(Numbers& numbers, int round) {
     m.fabric.size[0] = m.fabric.size[1] = 4;
     m.fabric.wrap[0] = m.fabric.wrap[1] = 1;
   }
-  m.training = {2.0, 4.0, 12.0, 0.03, 1e5, 0.2, 1e-9, 1e-8, 2.0, 1e4, round % 2, 0};
+  m.training = {2.0, 4.0, 12.0, 0.03, 1e5, 0.2, 1e-9, 1e-8, 2.0, 1e4, round % 2, 2};
   const std::size_t cells = static_cast<std::size_t>(kMaxVariants) * kKinds;
   for (std::size_t level = 0; level < 5; ++level) {
     for (std::size_t kind = 0; kind < kKinds; ++kind) {

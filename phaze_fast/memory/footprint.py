@@ -76,6 +76,7 @@ STAGE_DTYPE = np.dtype(
         ("weight_bytes", "f8"),  # bytes per parameter, like the next two
         ("gradient_bytes", "f8"),
         ("state_bytes", "f8"),
+        ("gather_bytes", "f8"),  # bytes of a weight while it is whole although replicas shard it
         ("copy_bytes", "f8"),  # of weights in a smaller format, all layers together
         ("last_parameters", "f8"),  # of the layers after the blocks
         ("first_parameters", "f8"),  # of the first block and the layers before it
@@ -227,7 +228,7 @@ def stage_row(
     row["head_bytes"] = head.forward.stashed_bytes() if last and head is not None else 0.0
     row["buffer_bytes"] = _buffers(graph, pipeline)
     row["weight_bytes"], row["gradient_bytes"] = spec.weight_bytes, spec.gradient_bytes
-    row["state_bytes"] = spec.state_bytes
+    row["state_bytes"], row["gather_bytes"] = spec.state_bytes, spec.gathered_bytes
     row["copy_bytes"] = sum(layer.copy_bytes for layer in layers)
     row["dp"], row["zero"] = pipeline.dp, pipeline.zero
     row["schedule"] = SCHEDULES.index(pipeline.schedule)

@@ -40,7 +40,7 @@ _in_flight = _rule("phaze_in_flight", _f8, *[_i8] * 5)
 _shared = _rule("phaze_shared_parameters", _f8, *[_f8] * 4)
 _state_bytes = _rule("phaze_state_bytes", types.void, *[_f8] * 10, _i8, *[_f8] * 3, _out)
 _mean_weight_bytes = _rule("phaze_mean_weight_bytes", _f8, *[_f8] * 4)
-_unsharded = _rule("phaze_unsharded_bytes", _f8, _i8, *[_f8] * 5)
+_unsharded = _rule("phaze_unsharded_bytes", _f8, _i8, *[_f8] * 6)
 _peak_total = _rule("phaze_peak_total", _f8, *[_f8] * 11, _i8, _f8, _f8)
 _peak = _rule("phaze_peak", _i8, *[_f8] * 11, _i8, _f8, _f8, _out)
 
@@ -76,11 +76,11 @@ def fill(rows: Array, out: Array, fragmentation: float) -> None:
             gradients = 0.0
         buffers = row["buffer_bytes"]
         weight_bytes = _mean_weight_bytes(
-            row["parameters"], row["packed_parameters"], row["packed_bytes"], row["weight_bytes"]
+            row["parameters"], row["packed_parameters"], row["packed_bytes"], row["gather_bytes"]
         )
         buffers += _unsharded(
             zero, row["largest_layer"], row["largest_trained"], weight_bytes,
-            0.0 if row["late_gradients"] else row["gradient_bytes"], shards,
+            0.0 if row["late_gradients"] else row["gradient_bytes"], shards, 2.0,
         )  # fmt: skip
         instant = _peak(
             row["stash_bytes"], row["live_bytes"], row["head_bytes"], buffers, late, last, first,
@@ -126,11 +126,12 @@ def _write_kinds(sizes: Array, layout: Any, strategy: Any, training: Any, kinds:
             kinds[k, _UNSHARDED] = sizes[k]["shape_bytes"]
             weight_bytes = _mean_weight_bytes(
                 parameters, sizes[k]["packed_parameters"], sizes[k]["packed_bytes"],
-                training["weight_bytes"],
+                training["gather_bytes"],
             )  # fmt: skip
             kinds[k, _UNSHARDED] += _unsharded(
                 zero, parameters, parameters - sizes[k]["frozen_parameters"], weight_bytes,
                 0.0 if training["late_gradients"] else training["gradient_bytes"], shards,
+                float(training["whole_layers"]),
             )  # fmt: skip
 
 

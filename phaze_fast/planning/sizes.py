@@ -71,6 +71,7 @@ def training_record(optimizer: Optimizer, software: Software, precision: Precisi
     record["network_byte_j"] = prices.network_byte_j
     record["workspace_bytes"] = software.workspace_bytes
     record["late_gradients"] = not software.resident_gradients
+    record["whole_layers"] = software.whole_layers
     return record
 
 
@@ -89,16 +90,18 @@ class StrategySizes:
     """Recompute variants, least first; no two compute the same operators again."""
     variant_of: Mapping[str, int]
     """Position in `variants` of each mode of recomputation."""
+    stored: LayerGraph
+    """The layers whose stored bytes count: `graph`, unless the software splits them otherwise."""
 
     @cached_property
     def kinds(self) -> Array:
         """One record per kind of layer, dtype ``_core.LAYER_KIND_DTYPE``."""
-        return _kind_records(self.graph, self.variants, self.software)
+        return _kind_records(self.graph, self.stored, self.variants, self.software)
 
     @cached_property
     def record(self) -> Array:
         """One record, dtype ``_core.STRATEGY_DTYPE``."""
-        return _strategy_record(self.graph, len(self.variants), self.software)
+        return _strategy_record(self.graph, self.stored, len(self.variants), self.software)
 
     def kinds_with(self, optimizer: Optimizer) -> Array:
         """Return `kinds` with the bytes of an optimiser's state that are not per parameter."""
@@ -123,7 +126,7 @@ class StrategySizes:
     def offloaded_bytes(self) -> Array:
         """Bytes of a micro-batch copied to the host by variant and kind of layer."""
         bytes_ = np.zeros((len(self.variants), len(self.graph.layers)))
-        for k, layer in enumerate(self.graph.layers):
+        for k, layer in enumerate(self.stored.layers):
             if layer.kind not in BOUNDARY_KINDS:
                 bytes_[:, k] = [layer.forward.offloaded_bytes(mode) for mode in self.variants]
         return bytes_
@@ -224,13 +227,15 @@ def _table_bytes(graph: LayerGraph) -> float:
     return float(products["write_bytes"].max(initial=0.0))
 
 
-def _kind_records(graph: LayerGraph, variants: Sequence[str], software: Software) -> Array:
+def _kind_records(
+    graph: LayerGraph, stored: LayerGraph, variants: Sequence[str], software: Software
+) -> Array:
     kinds: Array = np.zeros(len(graph.layers), dtype=_core.LAYER_KIND_DTYPE)
     by_layer = all(layer.peaks for layer in graph.layers)
     resident = software.resident_gradients
-    for record, layer in zip(kinds, graph.layers, strict=True):
+    for record, layer, kept in zip(kinds, graph.layers, stored.layers, strict=True):
         end, head = layer.kind in BOUNDARY_KINDS, layer.kind == "head"
-        whole = layer.forward.stashed_bytes()
+        whole = kept.forward.stashed_bytes()
         record["parameters"] = layer.device_parameters
         record["expert_parameters"] = layer.expert_parameters
         record["frozen_parameters"] = layer.frozen_parameters
@@ -251,15 +256,16 @@ def _kind_records(graph: LayerGraph, variants: Sequence[str], software: Software
         if software.stage_division == "work" or (software.stage_division == "blocks" and not end):
             record["stage_work"] = layer.forward.flops
         for v, mode in enumerate(variants):
-            stash_bytes = whole if end else layer.forward.stashed_bytes(mode)
+            stash_bytes = whole if end else kept.forward.stashed_bytes(mode)
             record["stash_bytes"][v] = 0.0 if head else stash_bytes
             if not (head or (end and not by_layer)):
-                kept = "none" if end else mode
-                record["live_bytes"][v] = layer.live_bytes(kept, resident)
+                record["live_bytes"][v] = kept.live_bytes("none" if end else mode, resident)
     return kinds
 
 
-def _strategy_record(graph: LayerGraph, variants: int, software: Software) -> Array:
+def _strategy_record(
+    graph: LayerGraph, stored: LayerGraph, variants: int, software: Software
+) -> Array:
     s = graph.strategy
     ranks = {GROUPS.index(name): width for name, (width, _) in s.groups.items()}
     message = graph.message_bytes
@@ -269,8 +275,8 @@ def _strategy_record(graph: LayerGraph, variants: int, software: Software) -> Ar
     record["tp"], record["cp"] = s.tp, s.cp
     record["ep"], record["etp"], record["micro_batch"] = s.ep, s.expert_width, s.micro_batch
     record["message_bytes"] = message
-    split = s.sequence_parallel and s.tp > 1
-    record["gathered_bytes"] = message * s.tp * split + exchange_bytes(graph)
+    split = stored.strategy.sequence_parallel and s.tp > 1
+    record["gathered_bytes"] = stored.message_bytes * s.tp * split + exchange_bytes(graph)
     kind = context_code(s.cp_kind) if s.cp > 1 else 0
     record["group_kind"] = (kind << 2) + 2 * DISPATCHERS.index(s.dispatcher) + s.offload_optimizer
     record["copied_parameters"] = graph.copied_parameters
@@ -331,6 +337,10 @@ def strategy_sizes(
     model = model_as_run(model, used, strategy.tp)
     formats = load_precision(BF16) if precision is None else precision
     graph = _layer_graph(model, strategy, fusion, formats)
+    shares = strategy
+    if used.split_storage and strategy.tp > 1 and not strategy.sequence_parallel:
+        split = strategy.replace(sequence_parallel=True)
+        shares = strategy if reasons(model, split) else split  # odd rows count as whole
     variants, variant_of = _distinct_variants(graph, recompute)
     return StrategySizes(
         graph=graph,
@@ -339,6 +349,7 @@ def strategy_sizes(
         fusion=fusion,
         variants=variants,
         variant_of=FrozenDict(variant_of),
+        stored=_layer_graph(model, shares, fusion, formats),
     )
 
 

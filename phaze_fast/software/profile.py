@@ -171,6 +171,12 @@ class Software(Record):
     resident_gradients: bool = True
     """Whether buffers of all gradients are allocated all the time; otherwise each is allocated by
     the first backward pass of its layer and freed by the optimiser's step."""
+    whole_layers: Literal[1, 2] = 2
+    """Layers that are whole at a time although replicas shard them: the running one, and the next,
+    unless each is gathered when it runs."""
+    split_storage: bool = False
+    """Whether tensor-parallel devices store shares of what layers pass on although sequences are
+    not split: along the hidden dimension. Seconds are those of whole rows."""
     workspace_bytes: Bytes = 0
     """Memory that libraries and the process use on a device, besides that of a step."""
     fragmentation: Fraction = FRAGMENTATION

@@ -1,6 +1,7 @@
 """Calibration: fits of a few constants, chips and fabrics from files, tables of collectives."""
 
 import ast
+import importlib
 import os
 from pathlib import Path
 
@@ -18,10 +19,12 @@ from phaze_fast.calibration import (
 from phaze_fast.calibration.calibrate import Constant, cross_validated_errors, fit_constants
 from phaze_fast.calibration.collectives import is_collective_table, read_collectives
 from phaze_fast.cost import collective_batch, validate
+from phaze_fast.cost.machines import machines
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator, presets
 from phaze_fast.hardware.fabric import fabric_from_dict
 
+module = importlib.import_module("phaze_fast.calibration.calibrate")
 SHARED = Path(os.environ.get("PHAZE_SHARED", GOLDEN.parents[2] / "shared")) / "truth"
 H200 = presets.chip("h200")
 H100 = presets.fabric("dgx-h100")
@@ -301,3 +304,61 @@ def test_the_benchmark_script_stands_alone():
     }
     plain = {"__future__", "collections", "csv", "os", "pathlib", "random", "statistics", "sys"}
     assert imported == plain | {"torch"}
+
+
+def test_constants_of_attention_start_at_the_kernel_that_was_measured(tmp_path):
+    lines = ["batch_size,isl,num_heads,num_key_value_heads,head_dim,kernel_source,latency_ms"]
+    sizes = [(b, s) for b in (1, 4) for s in (512, 1024, 2048, 4096)]
+    lines += [f"{b},{s},16,16,128,flash_attn,{0.02 + 4e-9 * b * s * s}" for b, s in sizes]
+    path = tmp_path / "serving.csv"
+    path.write_text("\n".join(lines))
+    starts = {c.name: c.before for c in calibrate_chip([path], H200).constants}
+    own = H200.tuning.attention_kernels["flash2"]
+    assert starts["attention.efficiency"] == pytest.approx(own.efficiency)
+    assert starts["attention.ops_per_score"] == pytest.approx(own.ops_per_score)
+    assert not [name for name in starts if "backward" in name]  # forward passes alone
+
+
+@pytest.mark.parametrize(
+    ("file", "names"),
+    [
+        (
+            "h200_attention.csv",
+            {
+                *("attention.efficiency", "attention.ops_per_score", "attention.unit_overhead_s"),
+                *("attention.backward_efficiency", "attention.backward_ops_per_score"),
+            },
+        ),
+        ("h200_vector.csv", {"functions.gelu.ops_per_element", "functions.silu.ops_per_element"}),
+    ],
+)
+def test_rows_tell_the_constants_that_their_times_depend_on(file, names):
+    tables = [module.read_measurements(GOLDEN / file)]
+    rows = module._Rows.of(tables)
+    base = machines(H200).tunings.copy()
+    found = {slot.name for slot in module._slots(tables, rows, "bf16", 1.0, base)}
+    assert found >= names
+    free = {f"functions.{name}.ops_per_element" for name in ("add", "multiply", "copy", "relu")}
+    assert not found & {*free, "functions.embedding.ops_per_element"}
+    products = {"efficiency", "sustained_flops", "unit_overhead_s"}
+    assert not found & products
+
+
+def test_constants_of_a_fabric_begin_at_its_own():
+    """Larger groups are as much slower than two devices as in the fabric, operation by operation."""
+    rows = module.CollectiveRows()
+    for op in ("all-reduce", "reduce-scatter", "all-to-all"):
+        for ranks in (2, 8):
+            rows.add("", op, ranks, 1e6, 1e-3)
+    tuning = H100.tiers[0].library
+    starts = {c.name: c.start for c in module._constants(tuning, rows)}
+    for field in ("ring", "exchange"):
+        last = getattr(tuning, field)[-1]
+        own = last.many_rank_share / last.two_rank_share
+        assert starts[f"{field}.{last.name}.many_over_two"] == pytest.approx(own)
+    ring = tuning.ring[-1]
+    two, many = ring.shares("reduce-scatter")
+    name = f"ring.{ring.name}.reduce-scatter"
+    assert starts[f"{name}.many_over_two"] == pytest.approx(many / two)
+    assert starts[f"{name}.two_rank_share"] == pytest.approx(two)
+    assert not [name for name in starts if "all-gather" in name]

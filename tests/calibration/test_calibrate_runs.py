@@ -264,3 +264,82 @@ def test_runs_tell_how_stages_are_divided(tmp_path, division):
 def test_named_software_keeps_its_habits(tmp_path):
     cluster, _ = read_cluster_runs(table(tmp_path / "runs.csv", [1.0] * 4, "Megatron-LM 1F1B"))
     assert [habit.fields for habit in habits_of(cluster.runs, cluster.software)] == [{}]
+
+
+def test_what_is_known_of_a_number_before_any_run():
+    """Middles, spreads and ends of the numbers' distributions, in the units of their definitions."""
+    h100 = presets.chip("h100")
+    known = {
+        c.name: (c.middle, c.spread, c.least, c.most)
+        for c in constants_of(load_software("generic"), h100)
+    }
+    speed = known.pop("product_speed")
+    assert speed[:3] == (0.87, 0.3, 0.1)
+    assert speed[3] == module._most_speed(h100, load_software("generic"))
+    exposed = known.pop("exposed_gradients")
+    assert exposed[1:] == (1.0, 0.01, 50.0)
+    host = load_software("generic").host_s
+    assert known == {
+        "host_s": (host or 10e-6, 0.7, 1e-6, 1e-3),
+        "network_share": (1.0, 0.5, 0.02, 2.0),  # a rail may be better than its nominal rate
+        "node_share": (1.0, 0.3, 0.05, 2.0),
+        "slice_host_s": (2e-6, 1.2, 1e-8, 1e-4),
+    }
+
+
+def test_only_numbers_that_are_fitted_change_the_profile(tmp_path):
+    cluster, _ = read_cluster_runs(table(tmp_path / "runs.csv", [1.0]))
+    middle = {c.name: c.middle for c in constants_of(cluster.software)}
+    sliced = module._applied(
+        {**middle, "slice_host_s": 3e-6}, cluster.runs[0].cluster, cluster.software
+    )[1]
+    assert sliced.slice_host_s == 3e-6
+    own = cluster.software.replace(slice_host_s=5e-6)
+    for name in ("slice_host_s", "exposed_gradients"):
+        middle.pop(name, None)
+    kept = module._applied(middle, cluster.runs[0].cluster, own)[1]
+    assert (kept.slice_host_s, kept.overlap_slowdown) == (5e-6, own.overlap_slowdown)
+
+
+def test_weights_of_runs_fall_with_the_square_of_a_large_error():
+    noise = module.NOISE
+    weights = module._weights(np.array([0.0, noise, -noise, 10 * noise]))
+    assert weights == pytest.approx([3 / 2, 1.0, 1.0, 3 / 102])
+
+
+@pytest.mark.parametrize(("devices", "widths"), [(16, {1, 2, 4, 8}), (12, {1, 2, 4}), (6, {1, 2})])
+def test_candidates_use_all_devices_of_a_node_at_most(tmp_path, devices, widths):
+    cluster, _ = read_cluster_runs(table(tmp_path / "runs.csv", [1.0]))
+    run = cluster.runs[0]
+    plan = run.plan.replace(tp=1, pp=1, dp=devices, micro_batch=1, global_batch=8 * devices)
+    run = replace(run, plan=plan, cluster=run.cluster.replace(devices=devices))
+    found = module._candidates(run, most=1000)
+    assert {plan.tp for plan in found} == widths
+    assert {plan.tp * plan.pp * plan.dp for plan in found} == {devices}
+    assert {plan.micro_batch for plan in found} == {1, 2, 4, 8}
+    assert len(module._candidates(run, most=5)) == 5
+
+
+def calibration(path, cells, **chip):
+    cluster, _ = read_cluster_runs(path)
+    runs = [
+        replace(
+            run,
+            memory_bytes=held,
+            cluster=run.cluster.replace(chip=run.cluster.chip.replace(**chip)),
+        )
+        for run, held in zip(cluster.runs, cells, strict=True)
+    ]
+    return module.calibrated_cluster(replace(cluster, runs=tuple(runs)), advise=False)
+
+
+def test_a_chip_of_one_s_own_is_written_whole_and_memory_is_that_of_runs_that_say_it(tmp_path):
+    path = table(tmp_path / "runs.csv", [1.0], "Megatron-LM 1F1B")
+    preset = calibration(path, [0.0])
+    assert preset.document["chip"] == "h100"
+    assert preset.constants[-1].note == "not determined by these runs"
+    assert "reserved_share" not in preset.software.fitted
+    own = calibration(path, [40e9], launch_latency_s=9e-6)
+    assert own.document["chip"]["launch_latency_s"] == 9e-6
+    assert own.constants[-1].note == ""
+    assert "reserved_share" in own.software.fitted

@@ -47,7 +47,7 @@ def random_rows(n, seed=5):
         "first_stash_bytes",
     ):
         rows[name] = rng.integers(0, 10**10, n)
-    for name in ("weight_bytes", "gradient_bytes", "state_bytes"):
+    for name in ("weight_bytes", "gradient_bytes", "state_bytes", "gather_bytes"):
         rows[name] = rng.integers(0, 13, n)
     rows["dp"] = rng.integers(1, 2000, n)
     rows["ep"] = rng.integers(0, 17, n)

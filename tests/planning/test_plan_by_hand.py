@@ -317,6 +317,38 @@ def test_fragmentation_by_hand():
     assert memory["fragmentation"] == exactly(0.03 * moving)
 
 
+@pytest.mark.parametrize(("optimizer", "gathered"), [("adam", 2), ("adam-fp32", 2)])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_whole_weights_are_in_the_format_in_which_they_are_gathered(optimizer, gathered, layers):
+    """fp32 weights are cast before they are gathered; two blocks are whole unless none is early."""
+    software = PLAIN.replace(resident_gradients=False, whole_layers=layers)
+    memory = found(flat(1e9), dp=4, zero=3, optimizer=optimizer, software=software).memory
+    assert memory["communication"] == exactly(layers * gathered * BLOCK * 3 / 4)
+
+
+def test_rows_that_are_stored_in_shares_are_whole_in_products():
+    """As with sequence parallelism in bytes, as without it in seconds."""
+    plain = {"tp": 2, "recompute": "full", "micro_batches": 2, "pp": 2}
+    whole, stored, split = (
+        found(flat(1e9), **plain, sequence_parallel=rows, software=software)
+        for rows, software in (
+            (False, PLAIN),
+            (False, PLAIN.replace(split_storage=True)),
+            (True, PLAIN),
+        )
+    )
+    assert stored.time_s == whole.time_s != split.time_s
+    first = [plan.stages[0].memory for plan in (whole, stored, split)]
+    assert first[0]["activations"] - first[1]["activations"] == 2 * 2 * MESSAGE / 2  # of 2 blocks
+    assert first[1]["activations"] == first[2]["activations"]
+    assert first[1]["recompute"] == first[2]["recompute"] < first[0]["recompute"]
+    gathered = first[1]["communication"] - first[0]["communication"]
+    assert gathered == MESSAGE
+    odd = {**plain, "seq": 31, "sequence_parallel": False}
+    kept = found(flat(1e9), **odd, software=PLAIN.replace(split_storage=True))
+    assert kept.memory == found(flat(1e9), **odd).memory
+
+
 # ---- what is recomputed ----
 
 

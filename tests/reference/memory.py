@@ -82,7 +82,10 @@ def stage_terms(row, schedules, fragmentation):
     )
     gathered = 0.0
     if zero == 3:
-        whole = float(row["largest_layer"]) * weight
+        moved = float(row["gather_bytes"])
+        if row["packed_parameters"]:
+            moved = (unpacked * moved + float(row["packed_bytes"])) / params
+        whole = float(row["largest_layer"]) * moved
         gathered = 2 * (whole - whole / d)
     if zero >= 2 and not row["late_gradients"]:  # of the running layer, of the one being reduced
         whole = float(row["largest_trained"]) * float(row["gradient_bytes"])

@@ -202,9 +202,9 @@ def stage_memory(model, layers, spec, chunks, stage, text):
             # Of a copied block all is there, and what the next one brings.
             live = max(live, forward.stashed_bytes() - kept + work + copied)
             whole, routed = layers.parameters(i)
-            parts = opt.weight_bytes * (zero == 3)
+            parts = min(opt.gathered_bytes, spec.precision.gathered_weight_bytes) * (zero == 3)
             parts += opt.gradient_bytes * (zero >= 2) * spec.software.resident_gradients
-            own = 2 * parts * whole * (1 - 1 / layers.shards)  # of this layer and the next
+            own = spec.software.whole_layers * parts * whole * (1 - 1 / layers.shards)
             if spec.software.gradient_stand_ins:
                 own += 2 * (whole - routed + routed / local)
             unsharded = max(unsharded, own)

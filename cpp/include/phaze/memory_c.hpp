@@ -31,10 +31,12 @@ double phaze_mean_weight_bytes(double parameters, double packed, double packed_b
                                double weight_bytes) noexcept;
 
 // Bytes of layers that are whole for a while although replicas shard them: weights of the running
-// layer and of the one prefetched (ZeRO 3), gradients of the running layer and of the one being
-// reduced (ZeRO 2 and 3; `gradient_bytes` is zero if there are no buffers of gradients).
+// layer and of the one prefetched (ZeRO 3; `layers` is 2, else 1), gradients of the running layer
+// and of the one being reduced (ZeRO 2 and 3; `gradient_bytes` is zero if there are no buffers of
+// gradients).
 double phaze_unsharded_bytes(std::int64_t zero, double parameters, double trained,
-                             double weight_bytes, double gradient_bytes, double shards) noexcept;
+                             double weight_bytes, double gradient_bytes, double shards,
+                             double layers) noexcept;
 
 // The peak over the instants of a step, minus resident state. `stash` is stored per micro-batch,
 // `live` is the working set of a layer during recomputation, `once` that of the head; the four

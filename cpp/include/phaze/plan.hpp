@@ -116,7 +116,7 @@ struct TrainingRecord {
   double gather_bytes;          // bytes per weight in gathers among replicas
   double workspace_bytes;       // of libraries, always allocated
   std::int32_t late_gradients;  // 1: a gradient is allocated at its layer's first backward pass
-  std::int32_t unused;
+  std::int32_t whole_layers;    // layers that are whole at a time although replicas shard them
 };
 
 struct PlanProblem {

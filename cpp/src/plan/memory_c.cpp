@@ -51,9 +51,10 @@ double phaze_shared_parameters(double parameters, double experts, double shards,
 }
 
 double phaze_unsharded_bytes(std::int64_t zero, double parameters, double trained,
-                             double weight_bytes, double gradient_bytes, double shards) noexcept {
+                             double weight_bytes, double gradient_bytes, double shards,
+                             double layers) noexcept {
   return unsharded_bytes(static_cast<int>(zero), parameters, trained, weight_bytes, gradient_bytes,
-                         shards);
+                         shards, layers);
 }
 
 double phaze_peak_total(double stash, double live, double once, double buffers, double late,

@@ -113,15 +113,16 @@ inline double copied_weights(double bytes, int zero, double parameters, double s
   return zero >= 3 && parameters > 0.0 ? bytes * (shared / parameters) : bytes;
 }
 
-// Bytes of layers that are whole for a while although replicas shard them: with ZeRO 3 the weights
-// of the running layer and of the prefetched one; with ZeRO 2 and 3 the gradients of the running
+// Bytes of layers that are whole for a while although replicas shard them, two unless software
+// gathers each when it runs: with ZeRO 3 the weights of the running layer and of the prefetched
+// one, in the format in which they are gathered; with ZeRO 2 and 3 the gradients of the running
 // layer and of the one whose gradients are being reduced, if products add to buffers of gradients
 // (Megatron-FSDP, "at least two FSDP units worth" of each). `gradient_bytes` is zero otherwise.
 inline double unsharded_bytes(int zero, double parameters, double trained, double weight_bytes,
-                              double gradient_bytes, double shards) noexcept {
+                              double gradient_bytes, double shards, double layers) noexcept {
   const double weights = zero >= 3 ? parameters * weight_bytes : 0.0;
   const double gradients = zero >= 2 ? trained * gradient_bytes : 0.0;
-  return 2.0 * (weights + gradients) * (1.0 - 1.0 / shards);
+  return layers * (weights + gradients) * (1.0 - 1.0 / shards);
 }
 
 // Bytes of a stage in addition to its state, before allocator losses.

@@ -43,7 +43,7 @@ bool good_training(const TrainingRecord& t) noexcept {
   return is_size(t.weight_bytes) && is_size(t.gradient_bytes) && is_size(t.state_bytes) &&
          is_size(t.fragmentation) && is_size(t.bucket_bytes) && is_size(t.hbm_byte_j) &&
          is_size(t.network_byte_j) && is_size(t.gather_bytes) && is_size(t.workspace_bytes) &&
-         is_size(t.contention) && t.contention < 1.0;
+         is_size(t.contention) && t.contention < 1.0 && t.whole_layers >= 1;
 }
 
 ExpertMesh mesh_of(const LayoutRecord& l, const StrategyRecord& s) noexcept {
@@ -356,12 +356,12 @@ void PlanSpaceImpl::add_kind_bytes(const LayoutRecord& layout, int kind, const L
   costs->resident_bytes[k] =
       state.weights + state.optimizer + copied + (late ? 0.0 : state.gradients);
   costs->late_bytes[k] = late ? state.gradients : 0.0;
-  const double weight_bytes = mean_weight_bytes(size, training.weight_bytes);
+  const double weight_bytes = mean_weight_bytes(size, training.gather_bytes);
   costs->gather_bytes[k] =
-      size.boundary != 0
-          ? 0.0
-          : size.shape_bytes + unsharded_bytes(zero, p.all, p.trained, weight_bytes,
-                                               late ? 0.0 : training.gradient_bytes, costs->shards);
+      size.boundary != 0 ? 0.0
+                         : size.shape_bytes + unsharded_bytes(zero, p.all, p.trained, weight_bytes,
+                                                              late ? 0.0 : training.gradient_bytes,
+                                                              costs->shards, training.whole_layers);
   costs->step_bytes[k] = (zero >= 1 ? p.shared_trained : p.trained) * moved +
                          2.0 * more_state_bytes(size, zero, p) +
                          copied_weights(size.cast_bytes, zero, p.all, p.shared);

@@ -145,7 +145,7 @@ inline void permute_variants(Case& c, const std::vector<std::size_t>& order) {
 }
 
 inline Status built(Case& c, bool some_blocks = false) {
-  const TrainingRecord training{2.0, 4.0, 12.0, 0.03, 1e6, 0.2, 1e-9, 1e-8, 2.0, 0.0, 0, 0};
+  const TrainingRecord training{2.0, 4.0, 12.0, 0.03, 1e6, 0.2, 1e-9, 1e-8, 2.0, 0.0, 0, 2};
   const PlanProblem problem{
       c.fabric, c.fabric.devices, training, 3,         c.order,    c.from, c.to, {},
       {},       c.strategies,     c.sizes,  c.layouts, some_blocks};
