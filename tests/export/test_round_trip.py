@@ -59,6 +59,8 @@ def test_what_a_file_says_predicts_the_same_seconds(format_, plans, tmp_path):
             changed -= {"sequence_parallel"}
         if [stage.chunks for stage in again.stages] != [stage.chunks for stage in plan.stages]:
             changed.add("stages" if again.pp == plan.pp else "pp")
+        if again.ep != plan.ep:  # other devices have other loads
+            changed -= {"expert_imbalance"}
         words = (item.what.split()[0] for item in written.unexpressed if item.of == "plan")
         said = {word.removeprefix("--").removeprefix("no-").replace("-", "_") for word in words}
         assert changed - said <= NO_EFFECT[format_], written.text
