@@ -212,7 +212,7 @@ class PlanProblem:
         if is_framework:
             plan = read_plan(path, model, cluster.devices)
             return StoredPlan(model, cluster, plan.spec, tuple(plan.notes))
-        return StoredPlan(model, cluster, PlanSpec.of(document))
+        return StoredPlan(model, cluster, PlanSpec.of(document, str(path)))
 
     def _model(self, document: Mapping[str, Any], path: Path) -> models.Model:
         if self.model is not None:

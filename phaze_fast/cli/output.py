@@ -22,7 +22,13 @@ from rich.table import Table
 from rich.text import Text
 
 from phaze_fast.documents import write_whole
-from phaze_fast.errors import InfeasibleError, InvalidInputError, UndecidedError, printable
+from phaze_fast.errors import (
+    InfeasibleError,
+    InvalidInputError,
+    UndecidedError,
+    not_accepted,
+    printable,
+)
 
 # ---- options that name files ----
 
@@ -54,6 +60,24 @@ def folder(text: str) -> Path:
     return Path(text)
 
 
+def at_least(least: int, **settings: Any) -> Any:
+    """Declare an option that accepts whole numbers from `least` on."""
+
+    def checked(param: typer.CallbackParam, value: int) -> int:
+        if value < least:
+            raise not_accepted(param.opts[0], value, f"a number >= {least}")
+        return value
+
+    return typer.Option(callback=checked, **settings)
+
+
+def _json(param: typer.CallbackParam, path: Path | None) -> Path | None:
+    """Refuse the name of a table or page, whose reader would find JSON in it."""
+    if path is not None and path.suffix in (".csv", ".html", ".parquet"):
+        raise InvalidInputError(f"{param.opts[0]} {path}: is JSON; expected a name with .json")
+    return target(param, path)
+
+
 def _charts(param: typer.CallbackParam, path: Path | None) -> Path | None:
     """Refuse a page with charts where Plotly is missing, before any work is done."""
     if path is not None and find_spec("plotly") is None:
@@ -69,7 +93,7 @@ ToPath = Annotated[Path | None, typer.Option(callback=target)]
 """A file that is written; it is refused early where it cannot be."""
 
 
-JsonPath = Annotated[Path | None, typer.Option("-o", "--output", callback=target)]
+JsonPath = Annotated[Path | None, typer.Option("-o", "--output", callback=_json)]
 
 
 # ---- delivering a result ----

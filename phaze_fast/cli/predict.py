@@ -76,7 +76,8 @@ def _tables(
 def _spec(plan: Path | None, typed: dict[str, Any], model: Model, devices: int) -> PlanSpec:
     """Read the plan from a file, or from the options; an option overrides the file's field."""
     if plan is None:
-        inside = math.prod(width for name in ("tp", "pp", "cp") if (width := typed.get(name)))
+        widths = (typed.get(name) for name in ("tp", "pp", "cp"))
+        inside = math.prod(width for width in widths if isinstance(width, int) and width > 0)
         replicas = max(1, devices // inside)
         return PlanSpec.from_dict({"global_batch": 512, "dp": replicas, **typed})
     if is_framework_file(plan):
@@ -85,7 +86,7 @@ def _spec(plan: Path | None, typed: dict[str, Any], model: Model, devices: int) 
             note(line)
         spec = read.spec
     else:
-        spec = PlanSpec.of(read_document(plan))
+        spec = PlanSpec.of(read_document(plan), str(plan))
     changed, dropped = spec.overridden(typed)
     for line in dropped:
         note(line)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
 from rich.console import RenderableType
 
-from phaze_fast.cli.output import Output, PresetName, fields, table
+from phaze_fast.cli.output import Output, PresetName, at_least, fields, table
 from phaze_fast.hardware import (
     FULL_AREA,
     Accelerator,
@@ -140,7 +139,7 @@ _SPACES = {
 
 def show_space(
     name: PresetName = None,
-    limit: Annotated[int, typer.Option(min=0, help="How many chips to list, largest first.")] = 10,
+    limit: Annotated[int, at_least(0, help="How many chips to list, largest first.")] = 10,
     *,
     output: Output,
 ) -> None:

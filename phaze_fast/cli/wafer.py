@@ -19,6 +19,7 @@ from phaze_fast.cli.options import LongRun, ModelNames, load_model
 from phaze_fast.cli.output import (
     Output,
     TableOutput,
+    at_least,
     fields,
     note,
     progress_bar,
@@ -480,7 +481,7 @@ class Faults:
 
     faults: Path | None = None
     """Dead dies and links by row and column: a YAML or JSON file."""
-    fault_maps: Annotated[int, typer.Option(min=0)] = 0
+    fault_maps: Annotated[int, at_least(0)] = 0
     """Draw so many maps of dead dies and links at random, and find the throughput expected and at
     worst."""
     die_fault: float | None = None
@@ -606,7 +607,7 @@ class Wafers:
     on: Annotated[list[str] | None, typer.Option("--wafer")] = None
     """A wafer, or a space of wafers to choose from: a preset (`phaze-fast show wafer` lists them)
     or a file; may be given several times; by default dram-wafer."""
-    wafer_count: Annotated[int, typer.Option(min=1)] = 1
+    wafer_count: Annotated[int, at_least(1)] = 1
     """Wafers of this kind that work together over their I/O."""
 
 

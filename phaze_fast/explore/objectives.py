@@ -99,12 +99,14 @@ class Objective:
         times = table.least[some, groups]
         if self.is_time:
             return times
+        ruled_out = np.isinf(times)  # whose values are infinite, though time may not count
+        times = np.where(ruled_out, 0.0, times)
         values = self.least_rates[i][groups] * times
         if self.joules[i]:
             static = self.devices[i][some, None] * self.static_w[groups] * times
             joules = np.maximum(table.dynamic[some, groups] + static, table.energy[some, groups])
             values = values + self.joules[i] * joules
-        bounds: Array = values * _SAFE
+        bounds: Array = np.where(ruled_out, np.inf, values * _SAFE)
         return bounds
 
     def seconds(self, i: int, s: int, table: CandidateTable, groups: Array, most: Array) -> Array:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.errors import InvalidTypeError
+from phaze_fast.errors import InvalidTypeError, not_accepted
 from phaze_fast.hardware import Cluster, cluster_record
 from phaze_fast.memory import INSTANTS, SCHEDULES, TERMS, optimizer
 from phaze_fast.models import Model, load
@@ -285,11 +285,22 @@ class PlanEvaluator:
     def _order(self) -> Array:
         return self._arrays[2]
 
+    def _tied_pairs(self) -> list[tuple[int, int]]:
+        """List the pairs of layers that one stage must hold."""
+        layers, asked = len(self._order), self.training
+        expected = f"positions of the {layers} layers of {self.model.name}, counted from 0"
+        for first, second in asked.tied:
+            if not 0 <= first < second < layers:
+                raise not_accepted("tied", (first, second), f"two rising {expected}")
+        for at in asked.uncut:
+            if at >= layers:
+                raise not_accepted("uncut", at, expected)
+        return [*asked.tied, *((at - 1, at) for at in asked.uncut)]
+
     @cached_property
     def space(self) -> _core.PlanSpace:
         """The kernel's problem: all layouts, priced."""
         graph = self.sizes[0].graph
-        pairs = [*self.training.tied, *((at - 1, at) for at in self.training.uncut)]
         wired = fabric_as_run(self.cluster.fabric, self.training.software)
         return _core.PlanSpace(
             fabric=cluster_record(wired, self.cluster.devices),
@@ -298,7 +309,7 @@ class PlanEvaluator:
             kinds=len(graph.layers),
             order=self._order,
             edges=np.array(graph.edges, dtype=np.int32).reshape(-1),
-            tied=np.array(pairs, dtype=np.int32).reshape(-1),
+            tied=np.array(self._tied_pairs(), dtype=np.int32).reshape(-1),
             strategies=self._strategies,
             sizes=np.ascontiguousarray(self._kinds[:, :-1]).reshape(-1),
             layouts=self.layouts,

@@ -39,7 +39,7 @@ class _Layouts:
         self._stages_first = order == RANK_ORDERS.index("stages-inside")
         self.sharing = np.where(rows["shard"] > 0, rows["shard"], self.dp)
         """Replicas that shard state among themselves."""
-        self.hybrid = (self.zero > 0) & (rows["shard"] > 0) & (rows["shard"] < self.dp)
+        self.hybrid = (rows["shard"] > 0) & (rows["shard"] < self.dp)
         """Whether state is sharded inside groups of replicas and copied between groups."""
 
     @property
@@ -86,7 +86,7 @@ def _megatron(at: _Layouts) -> dict[str, Any]:
     return {
         "schedule": ~known,
         "chunks": ~known & (at.vpp > 1),
-        "rounds": known & (at.vpp > 1) & ((at.pp == 1) | (at.micro_batches % at.pp > 0)),
+        "rounds": known & (at.vpp > 1) & (at.micro_batches % at.pp > 0),
         "rank_order": at.stages_inside & (at.zero >= 2),
         "offload": at.strategy.offload_optimizer & (at.zero != 1) & at.replicated,
     }

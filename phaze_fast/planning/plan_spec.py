@@ -224,8 +224,11 @@ class PlanSpec(TrainingStep):
         )
 
     @classmethod
-    def of(cls, plan: Plan | PlanSpec | Mapping[str, Any]) -> PlanSpec:
-        """Read a plan: a `Plan`, its plain data, fields of a `PlanSpec`, or a document of plans."""
+    def of(cls, plan: Plan | PlanSpec | Mapping[str, Any], source: str = "") -> PlanSpec:
+        """Read a plan: a `Plan`, its plain data, fields of a `PlanSpec`, or a document of plans.
+
+        `source` is put in front of every message: the file that the data came from.
+        """
         if isinstance(plan, PlanSpec):
             return plan
         if isinstance(plan, Plan):
@@ -240,8 +243,8 @@ class PlanSpec(TrainingStep):
             inside = several[0]
         data: Mapping[str, Any] = inside if isinstance(inside, Mapping) else plan
         if "micro_batches" in data and "parts_s" in data:
-            return cls._of_plan(data)
-        return cls.from_dict(dict(data))
+            return cls._of_plan(data, source)
+        return cls.from_dict(dict(data), source)
 
     def overridden(self, changes: Mapping[str, Any]) -> tuple[PlanSpec, list[str]]:
         """Change some fields; others that belong to the old values of those return to defaults.
@@ -278,15 +281,18 @@ class PlanSpec(TrainingStep):
         return self.replace(**kept), notes
 
     @classmethod
-    def _of_plan(cls, data: Mapping[str, Any]) -> PlanSpec:
+    def _of_plan(cls, data: Mapping[str, Any], source: str = "") -> PlanSpec:
         """Read a complete `Plan`: decisions are checked, computed figures are ignored."""
+        inside = f"{source}: " if source else ""
         missing = [name for name in _DECIDED if name not in data]
         if missing:
-            raise InvalidInputError(f"{missing[0]}: is missing and has no default")
+            raise InvalidInputError(f"{inside}{missing[0]}: is missing and has no default")
         for name in data:
             if name not in _WRITTEN:
-                raise InvalidInputError(f"{name}: is no field of a plan; {nearest(name, _WRITTEN)}")
-        stored = _StoredPlan.from_dict({k: data[k] for k in _StoredPlan.model_fields if k in data})
+                known = nearest(name, _WRITTEN)
+                raise InvalidInputError(f"{inside}{name}: is no field of a plan; {known}")
+        decided = {name: data[name] for name in _StoredPlan.model_fields if name in data}
+        stored = _StoredPlan.from_dict(decided, source)
         names = [name for name in cls.model_fields if name not in ("global_batch", "stages")]
         fields = {name: data[name] for name in names if data.get(name) is not None}
         fields |= {name: data[name] for name in _DECIDED if name in cls.model_fields}
@@ -299,7 +305,7 @@ class PlanSpec(TrainingStep):
             fields["stages"] = stored.chunk_sizes()
         elif fields.get("recompute") == "mixed":
             fields["recompute"] = "auto"
-        return cls.from_dict(fields)
+        return cls.from_dict(fields, source)
 
 
 _DECIDED = (

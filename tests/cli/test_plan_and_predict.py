@@ -209,6 +209,16 @@ def test_options_override_a_plan_file_and_idle_devices_are_said(run, tmp_path, d
     assert "8 of 16 devices stay idle" in run(f"predict {HERE} --plan {path} --pp 1")[2]
 
 
+def test_a_fault_in_a_plan_file_names_the_file(refused, tmp_path, document):
+    path = tmp_path / "plan.json"
+    plans = document(f"plan {HERE} --global-batch 64")
+    plans["plans"][0]["micro_batch"] = None
+    path.write_text(json.dumps(plans))
+    for call in (f"predict {HERE} --plan {path}", f"explain {path}"):
+        said = f"{path}: micro_batch: None is not accepted; expected a whole number"
+        assert said in refused(call)
+
+
 def test_replicas_fill_the_devices_unless_they_are_given(document):
     widths = f"predict {HERE} --tp 2 --pp 2 --global-batch 64"
     assert document(widths) == document(f"{widths} --dp 4")

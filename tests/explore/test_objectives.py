@@ -189,6 +189,7 @@ def test_every_bound_is_below_the_value_it_bounds(name):
         for s in range(len(table.problem)):
             table.bound(s, everything, level)
         least.append(objective.least(0, table, everything))
+        assert np.array_equal(np.isinf(least[-1]), np.isinf(table.least[:, everything]))
         assert (least[-1] >= least[max(level - 2, 0)]).all()
     tightest = 0.0
     for s in range(len(table.problem)):

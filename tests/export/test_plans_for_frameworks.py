@@ -100,6 +100,21 @@ def test_the_table_lists_what_the_names_of_options_express():
         assert set(listed) == set(flag_names(name).tables[theirs]), (name, ours)
 
 
+@pytest.mark.parametrize(
+    ("framework", "given"),
+    [
+        ("deepspeed", {"seq": 1024}),
+        ("megatron", {"schedule": "interleaved", "pp": 2, "zero": 1}),
+        ("megatron", {"rank_order": "stages-inside", "pp": 1, "zero": 2}),
+    ],
+)
+def test_what_a_framework_can_run_is_found(framework, given):
+    cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
+    step = pf.Training(global_batch=32, micro_batch=1, **given)
+    best = pf.plan("gpt2-small", cluster, step, threads=1, framework=framework).best
+    assert all(getattr(best, name) == value for name, value in given.items())
+
+
 def test_what_a_framework_cannot_run_is_refused_by_name():
     cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
     for framework, given, said in (
@@ -114,6 +129,7 @@ def test_what_a_framework_cannot_run_is_refused_by_name():
             "optimizer: 'sgd' is not accepted; expected one of adam",
         ),
         ("maxtext", {"recompute": "none"}, "recompute: maxtext can express none of the values"),
+        ("deepspeed", {"seq": 512}, "seq: 512 is not accepted"),
         ("torchtitan", {"zero": 1}, "zero: torchtitan can express none of the values"),
         (
             "megatron",

@@ -218,6 +218,13 @@ def test_questions_that_are_not_right():
         plan(model, cluster(8), Training(global_batch=8, reserved_bytes="90 GiB"))
     with pytest.raises(InvalidInputError, match="uncut: 0"):
         Training(global_batch=8, uncut=(0,))
+    for said, ties in (
+        ("uncut: 14 is not accepted; expected positions of the 14 layers", {"uncut": (3, 14)}),
+        (r"tied: \(3, 14\) is not accepted", {"tied": ((3, 14),)}),
+        (r"tied: \(4, 3\) is not accepted", {"tied": ((4, 3),)}),
+    ):
+        with pytest.raises(InvalidInputError, match=said):
+            plan(model, cluster(8), Training(global_batch=8, **ties))
     with pytest.raises(pf.InfeasibleError, match="too much"):
         _ = found("gpt3-175b", 8).best
     assert "pp: [33] stages are more than" in str(found("gpt2-small", 8, pp=33).infeasible)

@@ -56,8 +56,10 @@ def assert_batch_agrees(model, cluster, specs):
             expected = evaluate(model, cluster, same)
             assert rows.time_s[i] == pytest.approx(expected["time_s"], rel=CLOSE), same
             assert rows.memory_bytes[i] == pytest.approx(expected["memory_bytes"], rel=CLOSE), same
-            parts = sum(float(column[i]) for column in rows.parts_s.values())
-            assert parts == pytest.approx(rows.time_s[i], rel=CLOSE), same
+            parts = {name: float(column[i]) for name, column in rows.parts_s.items()}
+            assert sum(parts.values()) == pytest.approx(rows.time_s[i], rel=CLOSE), same
+            single = predict(model, cluster, same).parts_s
+            assert parts == pytest.approx(single, rel=CLOSE, abs=CLOSE * rows.time_s[i]), same
 
 
 def agree_on(seeds):
