@@ -17,7 +17,7 @@ import numpy as np
 
 from phaze_fast.hardware import Cluster, presets
 from phaze_fast.models import TransformerModel, load
-from phaze_fast.opgraph import CONTEXT_KINDS
+from phaze_fast.opgraph import CONTEXT_KINDS, DISPATCHERS
 from phaze_fast.planning import Training, plan, predict_batch
 from phaze_fast.planning.layouts import divisors, node_devices
 from phaze_fast.planning.training import RANK_ORDERS
@@ -26,38 +26,54 @@ SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("interleaved", 4))
 """The schedules that `plan` tries by default, with the chunks of a stage."""
 
 
-def draw(
+LAYOUTS = 16
+"""Layouts drawn for each random strategy, whose operators take longer to size than to price."""
+
+
+def draw_strategy(
     rng: random.Random, model: TransformerModel, cluster: Cluster, step: Training
-) -> dict[str, Any] | None:
-    """Draw a layout on all devices; None where they, or the batch, cannot be divided so."""
-    node = node_devices(cluster)
+) -> dict[str, Any]:
+    """Draw widths, micro-batch, and how rows of sequences and experts are exchanged."""
     experts = 1 if model.moe is None else model.moe.experts
-    tp, cp = (2 ** rng.randrange(most) for most in (node.bit_length(), 6))
-    pp = rng.choice([n for n in divisors(cluster.devices) if n <= model.blocks])
-    if cluster.devices % (tp * cp * pp):
-        return None
-    dp = cluster.devices // (tp * cp * pp)
-    micro_batch = rng.choice(step.micro_batch)
-    schedule, vpp = rng.choice(SCHEDULES) if pp > 1 else ("1f1b", 1)
-    in_node = max(1, node // (tp * cp))  # replicas
-    shards = [0, in_node] if dp % in_node == 0 else [0]
+    tp = 2 ** rng.randrange(node_devices(cluster).bit_length())
+    cp = rng.choice([n for n in divisors(cluster.devices) if n <= 64])
     mixed = [f"ulysses:{n}/ring" for n in divisors(cp)[1:-1]]
-    fields = {
+    return {
         "tp": tp,
         "cp": cp,
+        "ep": rng.choice(divisors(experts)),
+        "etp": 2 ** rng.randrange(tp.bit_length()),
+        "micro_batch": rng.choice(step.micro_batch),
+        "cp_kind": rng.choice([*CONTEXT_KINDS, *mixed]) if cp > 1 else CONTEXT_KINDS[0],
+        "dispatcher": rng.choice(DISPATCHERS),
+    }
+
+
+def draw(
+    rng: random.Random,
+    model: TransformerModel,
+    cluster: Cluster,
+    step: Training,
+    strategy: dict[str, Any],
+) -> dict[str, Any] | None:
+    """Draw a layout on all devices; None where they, or the batch, cannot be divided so."""
+    width = strategy["tp"] * strategy["cp"]
+    pp = rng.choice([n for n in divisors(cluster.devices) if n <= model.blocks])
+    if cluster.devices % (width * pp):
+        return None
+    dp = cluster.devices // (width * pp)
+    schedule, vpp = rng.choice(SCHEDULES) if pp > 1 else ("1f1b", 1)
+    in_node = max(1, node_devices(cluster) // width)  # replicas
+    fields = strategy | {
         "pp": pp,
         "dp": dp,
-        "ep": rng.choice([n for n in divisors(experts) if n <= tp * cp * dp]),
-        "etp": 2 ** rng.randrange(tp.bit_length()),
-        "micro_batch": micro_batch,
         "zero": rng.randrange(4),
-        "shard": rng.choice(shards),
+        "shard": rng.choice([0, in_node] if dp % in_node == 0 else [0]),
         "schedule": schedule,
         "vpp": vpp,
-        "cp_kind": rng.choice([*CONTEXT_KINDS, *mixed]) if cp > 1 else CONTEXT_KINDS[0],
         "rank_order": rng.choice(RANK_ORDERS),
     }
-    return None if step.global_batch % (dp * micro_batch) else fields
+    return None if step.global_batch % (dp * strategy["micro_batch"]) else fields
 
 
 def predicted(
@@ -72,8 +88,10 @@ def predicted(
     while len(fitting) < count and drawn < most:
         batch = []
         while len(batch) < 250 and drawn < most:
+            if drawn % LAYOUTS == 0:
+                strategy = draw_strategy(rng, model, cluster, step)
             drawn += 1
-            fields = draw(rng, model, cluster, step)
+            fields = draw(rng, model, cluster, step, strategy)
             if fields is not None and tuple(fields.values()) not in seen:
                 seen[tuple(fields.values())] = fields
                 batch.append(fields)
@@ -105,7 +123,8 @@ def main() -> int:
     cluster = Cluster(devices=given.devices, fabric=given.fabric or chip.usual_fabric, chip=chip)
     step = Training(global_batch=given.global_batch, seq=given.seq)
     begin = time.perf_counter()
-    best = plan(given.model, cluster, step).best
+    answer = plan(given.model, cluster, step)
+    best = answer.best
     planned_s = time.perf_counter() - begin
     fitting, seconds, done = predicted(
         given.model, cluster, step, given.count, given.most, given.seed
@@ -113,8 +132,8 @@ def main() -> int:
     faster = np.flatnonzero(seconds < best.time_s * (1 - 1e-9))
     lines = [
         f"{given.model} on {given.devices} x {given.chip}, {given.seq} tokens: {best}",
-        f"{best.time_s:.4g} s, searched in {planned_s:.0f} s; of {done:,} random layouts "
-        f"{len(fitting):,} fit, the fastest takes {seconds.min(initial=np.inf):.4g} s; "
+        f"{best.time_s:.4g} s, {answer.status}, searched in {planned_s:.0f} s; of {done:,} random "
+        f"layouts {len(fitting):,} fit, the fastest takes {seconds.min(initial=np.inf):.4g} s; "
         f"{len(faster)} are faster",
         *(
             f"  {seconds[at]:.4g} s: {fitting[at]}"

@@ -228,6 +228,15 @@ def _model(row: CsvRow, assumed: list[str]) -> TransformerModel:
         raise RowRefusedError(f"{row.where}: {str(error).splitlines()[0]}") from None
 
 
+def _routed(row: CsvRow, model: TransformerModel) -> TransformerModel:
+    """Return the model with each token's experts next to each other, if a benchmark has them so."""
+    settings = _entries("settings", row.text("framework"), row)
+    if model.moe is None or not any(setting.get("neighbouring_experts") for setting in settings):
+        return model
+    groups = model.moe.experts // model.moe.top_k
+    return model.replace(moe=model.moe.replace(groups=groups, top_groups=1))
+
+
 def _wired(
     row: CsvRow, entry: Mapping[str, Any], wired: TieredFabric, devices: int, assumed: list[str]
 ) -> TieredFabric:
@@ -509,7 +518,7 @@ def read_run(line: int, cells: Mapping[str, str], software: Software | None = No
     if not row.text("precision"):
         assumed.append("products in bf16")
     entry = {"software": software.name} if software else _profile(row, assumed)
-    model = _model(row, assumed)
+    model = _routed(row, _model(row, assumed))
     time_s = _measured_s(row, model)
     cluster = _cluster(row, assumed)
     profile = _software(row, entry, software)

@@ -206,7 +206,7 @@ class Request:
             texts.insert(0, ("overlap_experts", "the schedule decides"))
         by_default = spec.strategy.model_copy(update={"expert_imbalance": None})
         load = by_default.with_load(self.model).expert_imbalance
-        if spec.ep > 1 and spec.expert_imbalance not in (None, load):
+        if spec.ep > 1 and not cases.get("ep") and spec.expert_imbalance not in (None, load):
             texts.insert(0, ("expert_imbalance", "the data and the router decide"))
         if self.model.lora is not None:
             texts.insert(0, ("lora", "its adapters belong to the model; this trains all weights"))

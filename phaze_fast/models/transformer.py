@@ -70,6 +70,9 @@ class MixtureOfExperts(Record):
     sent_once: bool = False
     """Whether a token is sent once per node, or once per device within its own node, for all of its
     experts there; else once per expert."""
+    biases_apart: bool = False
+    """Whether kernels of their own add the biases of the experts' second products, one expert at a
+    time, rather than these products."""
 
     balance: Literal["auxiliary-loss", "bias"] = "auxiliary-loss"
     """What keeps the load of experts even: a term of the loss, or a bias of each expert's score

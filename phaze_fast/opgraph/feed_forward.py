@@ -9,6 +9,10 @@ _ROUTED_BYTES = 3
 """Bytes that are gathered for one row and one expert: whether it was chosen, and its weight."""
 _TILE_ROWS = 128
 """Rows of a tile of grouped products: the usual one of CUTLASS and cuBLAS on NVIDIA's chips."""
+_BIAS_BYTES = 14
+"""Bytes that are read, and bytes that are written, for an element of the outputs of experts where
+kernels of their own add the biases: weights times bias, the sum, one array of all experts, each in
+fp32, and its cast."""
 
 
 def feed_forward(block: BlockBuilder, x: int) -> int:
@@ -139,6 +143,9 @@ def _routed(block: BlockBuilder, moe: MixtureOfExperts, x: int, own_rows: int) -
     gate = grouped("expert-gate", dispatched, m.hidden, width) if m.gated else -1
     inner = _activate(block, "expert-", up, gate, held, width)
     down = grouped("expert-down", inner, width, m.hidden)
+    if moe.biases_apart:
+        sizes = (held, m.hidden, 1, "copy", *(float(_BIAS_BYTES * held * m.hidden),) * 2)
+        down = block.vector("expert-bias", "multiply", (down,), *sizes)
     if sorts:
         down = _moved(block, "unsort", (down,), held, held)
     if gathers:

@@ -160,8 +160,11 @@ def strategies(
     """Yield the strategies that model, cluster and batch allow; count the others by reason."""
     for strategy in WidthChoices.of(model, cluster, training).combinations(training):
         broken = strategy_faults(model, strategy, training.software)
-        if broken and broken[0].startswith("cp_kind") and "auto" in training.cp_kind:
-            continue  # this kind is not requested
+        if broken and any(
+            broken[0].startswith(field) and "auto" in getattr(training, field)
+            for field in ("cp_kind", "dispatcher")
+        ):
+            continue  # this kind, or dispatcher, is not requested
         tp, cp, ep = strategy.tp, strategy.cp, strategy.expert_replicas
         if tp * cp * ep > cluster.devices:
             used = f"{tp} x {cp}" + (f" x {ep}" if strategy.ep > 1 else "")

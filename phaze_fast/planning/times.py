@@ -34,6 +34,10 @@ from phaze_fast.schedule import ScheduleCache, schedule_layers
 from phaze_fast.software import Software, check_precision, chip_as_run
 from phaze_fast.tables import Array
 
+_BIAS_LAUNCHES = 8 / 22
+"""Launches for the bias of an expert over those of its products: a product and a sum in the forward
+pass, a cast, two products and their sums, and the cast of its gradient in the backward pass, and 22
+as the profiles count them."""
 MAX_NODES = 20_000
 """Nodes of the search for one layer's schedule."""
 
@@ -226,6 +230,8 @@ def expert_wait_s(graph: LayerGraph, kind: str, software: Software | None) -> tu
     if software is None or moe is None or not kind.endswith("moe-block"):
         return 0.0, 0.0
     once = software.expert_launch_s * (moe.experts // graph.strategy.ep)
+    if moe.biases_apart:
+        once *= 1.0 + _BIAS_LAUNCHES
     return once, 2.0 * once
 
 

@@ -304,7 +304,7 @@ class Training(TrainingStep):
     dispatcher: Annotated[
         tuple[Literal["auto", "all-to-all", "all-gather"], ...],
         Several(("auto", *DISPATCHERS).index),
-    ] = ("all-to-all",)
+    ] = ("auto",)
     """How rows reach experts: each is sent to the devices of its experts (``all-to-all``), or these
     gather all rows (``all-gather``); auto: both, the second while fewer other devices share the
     experts than a row has."""

@@ -209,6 +209,17 @@ def test_deepep_sends_a_token_once():
     assert read_run(2, row).plan.software.expert_sent_once
 
 
+def test_experts_of_a_token_are_where_the_router_of_a_run_has_them():
+    """On four nodes at most by DeepSeek-V3's own, next to each other by AutoModel's benchmarks."""
+    row = {**ROW, "model": "DeepSeekV3", "layers": "", "software": "Megatron-Bridge 26.02"}
+    groups = {}
+    for software in ("Megatron-Bridge 26.02", "NeMo AutoModel TE + DeepEP"):
+        moe = read_run(2, {**row, "software": software}).model.moe
+        groups[software.split()[0]] = (moe.groups, moe.top_groups)
+    assert groups == {"Megatron-Bridge": (8, 4), "NeMo": (32, 1)}
+    assert read_run(2, {**ROW, "software": "NeMo AutoModel TE"}).model.moe is None
+
+
 @pytest.mark.parametrize(("changed", "said"), refused_calls("training runs that are not modelled"))
 def test_what_cannot_be_expressed_says_why(changed, said):
     with pytest.raises(UnsupportedError, match=said):

@@ -210,6 +210,6 @@ def kind_of_layout(evaluator, at):
     s = evaluator.sizes[int(layout["strategy"])].strategy
     widths = s.tp, s.cp, s.ep, s.micro_batch
     rest = (int(layout[name]) for name in ("pp", "dp", "zero"))
-    ways = s.cp_kind, s.expert_width, int(layout["shard"]) or int(layout["dp"])
+    ways = s.cp_kind, s.dispatcher, s.expert_width, int(layout["shard"]) or int(layout["dp"])
     name = SCHEDULE_NAMES[int(layout["schedule"])]
     return (*widths, *rest, name, int(layout["vpp"]), *ways)

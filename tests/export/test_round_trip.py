@@ -22,7 +22,6 @@ NO_EFFECT = {
     "maxtext": {"zero", "recompute", "rank_order", "shard", "dispatcher"},
     "deepspeed": {
         "etp",
-        "expert_imbalance",
         "recompute",
         "rank_order",
         "schedule",
@@ -34,7 +33,7 @@ NO_EFFECT = {
 """Fields that are dropped where they change nothing, such as sharding among one replica."""
 SAME_BY_CHANCE = {
     "megatron": {"schedule"}, "bridge": {"schedule"}, "torchtitan": {"sequence_parallel"},
-    "maxtext": {"schedule", "stages", "zero"}, "deepspeed": {"expert_imbalance"},
+    "maxtext": {"schedule", "stages", "zero"}
 }  # fmt: skip
 """Fields that the format cannot say, but whose default may be the same."""
 
@@ -60,10 +59,12 @@ def test_what_a_file_says_predicts_the_same_seconds(format_, plans, tmp_path):
             changed -= {"sequence_parallel"}
         if [stage.chunks for stage in again.stages] != [stage.chunks for stage in plan.stages]:
             changed.add("stages" if again.pp == plan.pp else "pp")
+        if again.ep != plan.ep:  # other devices have other loads
+            changed -= {"expert_imbalance"}
         words = (item.what.split()[0] for item in written.unexpressed if item.of == "plan")
         said = {word.removeprefix("--").removeprefix("no-").replace("-", "_") for word in words}
         assert changed - said <= NO_EFFECT[format_], written.text
-        assert said - changed <= SAME_BY_CHANCE[format_], written.text
+        assert said - changed <= SAME_BY_CHANCE.get(format_, set()), written.text
         complete += written.plan_complete
         differ += again.time_s != pytest.approx(plan.time_s, rel=1e-9)
         named = plan.software != "megatron-core"

@@ -489,9 +489,7 @@ def test_rows_are_gathered_where_few_devices_share_the_experts():
     )
     assert gathered.parts_s["expert_comm"] < 0.7 * sent.parts_s["expert_comm"]
     assert gathered.memory_bytes != sent.memory_bytes
-    step = pf.Training(
-        global_batch=16, dp=8, tp=1, ep=4, micro_batch=1, dispatcher="auto", expert_imbalance=1.0
-    )
+    step = pf.Training(global_batch=16, dp=8, tp=1, ep=4, micro_batch=1, expert_imbalance=1.0)
     found = pf.plan(model, NODE, step)
     assert found.best.dispatcher == "all-gather"
     assert "rows to experts by all-to-all, all-gather" in found.space
@@ -500,6 +498,9 @@ def test_rows_are_gathered_where_few_devices_share_the_experts():
         model, NODE, step, dp=8, ep=4, zero=1, dispatcher=["all-to-all", "all-gather"]
     )
     assert rows.time_s.tolist() == [sent.time_s, gathered.time_s]
+    alone = pf.plan(model, NODE, step.replace(tp=2, dp=4, etp=2, sequence_parallel=False))
+    assert alone.best.dispatcher == "all-to-all"
+    assert not any(why.startswith("dispatcher") for why in alone.rejected)
     refused = {**given, "dp": 4, "tp": 2, "sequence_parallel": False, "dispatcher": "all-gather"}
     with pytest.raises(InvalidInputError, match="dispatcher: all-gather is not accepted without"):
         pf.predict(model, NODE, refused)

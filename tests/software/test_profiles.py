@@ -153,6 +153,29 @@ def test_a_pass_waits_for_each_expert_that_is_launched_on_its_own():
     assert seconds("nemo", expert_launch_s=1.0) == seconds("nemo", expert_launch_s=0.0)
 
 
+def test_kernels_of_their_own_add_the_biases_of_experts():
+    """Each element is read and written 14 bytes' worth, and each expert takes 8 launches of 22."""
+    profile = load_software("nemo")
+    plan = {"dp": 8, "ep": 4, "global_batch": 64, "recompute": "none", "zero": 1}
+    cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h200")
+    biased = load("gpt-oss-20b").replace(layers=4)
+
+    def step(model, apart):
+        used = profile.replace(expert_biases_apart=apart)
+        return predict(model, cluster, {**plan, "software": used})
+
+    added, apart = step(biased, False), step(biased, True)
+    waits = (
+        8 * 4 * 8 * 3e-4 * 8 / 22
+    )  # micro-batches, layers, experts of a device, passes, launches
+    assert apart.parts_s["host"] - added.parts_s["host"] == pytest.approx(waits, rel=0.02)
+    rows = 4096 * 4  # of a device: four experts each
+    moved_s = 8 * 4 * 2 * 28 * rows * biased.hidden / 4e12
+    longer = apart.parts_s["compute"] - added.parts_s["compute"]
+    assert longer == pytest.approx(moved_s, rel=0.25)  # a row more or less for each expert
+    assert step(load("mixtral-8x7b"), True).time_s == step(load("mixtral-8x7b"), False).time_s
+
+
 def test_a_profile_says_how_rows_reach_experts():
     mixture = load("mixtral-8x7b")
     nemo = model_as_run(mixture, load_software("nemo"))
