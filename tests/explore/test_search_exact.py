@@ -21,7 +21,7 @@ from phaze_fast.explore import (
     best_first,
     problems_of,
 )
-from phaze_fast.explore.best_first import BestFirstSearch
+from phaze_fast.explore.best_first import BestFirstSearch, LimitedSearch
 from phaze_fast.explore.bounds import STEPS
 from phaze_fast.explore.candidates import CandidateTable
 from phaze_fast.hardware import FlatFabric, chip_records, energy_table_of, presets
@@ -128,6 +128,8 @@ def test_a_search_with_slack_claims_no_more_than_the_slack_allows():
     factors = np.linspace(1.0, 1.5, len(groups))
     exact, at, bound = LeastProductSearch(problems, groups, factors, np.inf, 0.0).least()
     assert bound == exact
+    alone = LimitedSearch(problems, groups, np.full(len(groups), np.inf)).exact()[0] * factors
+    assert (exact, at) == (alone.min(), int(alone.argmin()))
     for slack in (0.05, 0.3):
         value, _, bound = LeastProductSearch(problems, groups, factors, np.inf, slack).least()
         assert bound <= exact <= value

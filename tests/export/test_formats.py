@@ -86,6 +86,25 @@ def test_ends_of_their_own_are_read_from_megatrons_options(tmp_path, options, st
         assert export.read_plan(file, model, 4).spec.stages == stages
 
 
+def test_words_of_another_framework_do_not_change_whose_file_it_is(tmp_path):
+    file = tmp_path / "run.sh"
+    file.write_text(
+        "torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py --micro-batch-size 2 "
+        "--global-batch-size 32 --data-path ici_corpus --tensor-model-parallel-size 2\n"
+    )
+    assert export.read_plan(file, "gpt2-small", 8).spec.tp == 2
+
+
+def test_a_batch_that_torchtitan_is_not_given_is_one_local_batch_a_replica(tmp_path):
+    model = models.load("llama3-8b")
+    plan = {"dp": 4, "global_batch": 8, "micro_batch": 2, "recompute": "none", "zero": 2}
+    text = export.export_plan({**plan, "stages": (model.layers + 2,)}, model, "torchtitan").text
+    kept = [line for line in text.splitlines() if not line.startswith("global_batch_size")]
+    file = tmp_path / "run.toml"
+    file.write_text("\n".join(kept))
+    assert export.read_plan(file, model, 4).spec.global_batch == 8
+
+
 def test_an_uneven_pipeline_for_megatron():
     plan = {"pp": 4, "dp": 2, "global_batch": 32, "recompute": "none", "stages": (7, 9, 9, 9)}
     text = export.export_plan(plan, LLAMA, "megatron").text

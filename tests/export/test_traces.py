@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -110,6 +111,14 @@ def test_a_layer_as_a_trace():
     slices = [e for e in layer_trace(found, 1e-6)["traceEvents"] if e["ph"] == "X"]
     assert max(e["ts"] + e["dur"] for e in slices) == pytest.approx(found[0].makespan, rel=1e-9)
     assert {e["name"] for e in slices} == {"a", "b", "c"}
+    twice = [e for e in layer_trace([*found, *found], 1e-6)["traceEvents"] if e["ph"] == "X"]
+    again = sorted(e["ts"] for e in twice)[len(slices) :]
+    assert min(again) == pytest.approx(found[0].makespan, rel=1e-9)
+    for lane in {(e["pid"], e["tid"]) for e in slices}:
+        own = sorted((e["ts"], e["dur"]) for e in slices if (e["pid"], e["tid"]) == lane)
+        assert all(ts + dur <= after * (1 + 1e-9) for (ts, dur), (after, _) in pairwise(own))
+    used = {(e["pid"], e["tid"]) for e in slices}
+    assert len(used) == len({pid for pid, _ in used})  # operators one after another share a lane
 
 
 # ---- Chakra ----
@@ -144,6 +153,13 @@ def test_layers_of_a_stage_and_groups_of_one_by_hand():
         modes = ["none"] * first + ["full"] + ["none"] * (blocks - 1 + last)
         assert [mode for _, mode in layers] == modes
     ranks = Ranks(plan)
+    for order, beside in (("replicas-inside", 8), ("stages-inside", 1)):
+        own = Ranks(replace(plan, rank_order=order))
+        assert own.rank(0, 0, 0, 1) == beside
+        assert own.rank(0, 0, 2, 1) == (1 + 4 * 2 if beside == 1 else 2 + 8)
+        places = [own.place(rank) for rank in range(32)]
+        back = [own.rank(at.tensor, at.context, at.replica, at.stage) for at in places]
+        assert back == [*range(32)]
     assert ranks.group_name(ranks.place(0), "tensor") == ""
     assert ranks.group_name(ranks.place(0), "data") == "data.0"
 

@@ -252,6 +252,10 @@ def test_asking_gives_what_is_most_promising_and_was_not_told(explorer, scores):
     assert first[0].bound_s == explorer.bounds_s.min()
     assert set(first[0].values) == set(explorer.space.spec.axes)
     assert explorer.find(first[0].values) == first[0]
+    certain = Explorer(pf.models.load("bertlarge"), explorer.space, POD, STEP)
+    assert not certain.done
+    certain.tell([(first[3], explorer.bounds_s.min())])  # no other point can be faster
+    assert certain.done
     explorer.tell([(first[0], 9.0), (first[1].index, math.inf)])
     assert explorer.ask(2) == first[2:]
     assert explorer.best.point == first[0]
