@@ -75,8 +75,8 @@ inline constexpr const char* kPipelineStatusSentences[] = {
     "DualPipe needs an even number of stages",
     "DualPipe needs an even number of micro-batches, half for each direction",
     "DualPipe and DualPipeV need at least twice as many micro-batches as stages",
-    "the pipeline is too large: expected stages x stages x chunks up to 2^24 and "
-    "micro-batches up to 2^40",
+    ("the pipeline is too large: expected stages x stages x chunks up to 2^24 and "
+     "micro-batches up to 2^40"),
 };
 inline constexpr int kPipelineStatusCount = static_cast<int>(std::size(kPipelineStatusSentences));
 

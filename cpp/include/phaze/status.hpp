@@ -52,8 +52,8 @@ inline constexpr const char* kStatusSentences[] = {
     "an operator has no way to run, or needs cores that the chip does not have",
     "an edge points to an earlier operator; expected topological order",
     "no block of the product fits a core's local buffer under the allowed dataflows",
-    "the table of layers is malformed: expected 1 to 4096 layers, 1 to 12 recompute variants, and "
-    "one value each",
+    ("the table of layers is malformed: expected 1 to 4096 layers, 1 to 12 recompute variants, and "
+     "one value each"),
     "the graph can be cut in more than 20000 ways; tie layers that belong together",
     "a limit is out of range: expected at least one device, micro-batch and stage",
 };
