@@ -69,7 +69,7 @@ def found(number: int) -> Any:
         data[part] = [[own[name] for name in LISTED] for own in data.get(part) or ()]
     best = answer.best.to_dict() if answer.plans else None
     if best is not None:
-        best.pop("software")
+        best = {k: v for k, v in best.items() if k not in ("software", "interval_s")}
     return plain({**data, "best": best})
 
 
