@@ -305,6 +305,14 @@ def test_values_beyond_their_limits_are_in_no_better_division():
         def least(own, group, logs=logs, weights=weights):
             return sum(weights[k] * logs[k, group] for k in own)
 
+        every = [
+            min(least(beside, group) for group in range(groups))
+            + min(least(everyone - set(beside), group) for group in range(groups))
+            for size in range(1, models)
+            for beside in itertools.combinations(everyone, size)
+        ]
+        alone = min(least(everyone, group) for group in range(groups))
+        assert search.bound() == pytest.approx(min(*every, alone), rel=1e-12)
         best = float(rng.normal(0.0, 0.3))
         for i, group in itertools.product(range(models), range(groups)):
             others = everyone - {i}

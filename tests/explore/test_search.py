@@ -19,7 +19,7 @@ from search_cases import published_space, some_chips
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.explore import Budget, find_chips
+from phaze_fast.explore import Budget, find_chips, fullest_text
 from phaze_fast.runs import store
 from phaze_fast.runs.store import STORE
 from phaze_fast.tables import non_dominated
@@ -127,6 +127,9 @@ def test_a_batch_is_what_plan_says_of_each_chip():
         assert batch.time_s[i] == best.time_s
         assert (batch.tp[i], batch.pp[i], batch.dp[i]) == (best.tp, best.pp, best.dp)
         assert batch.recompute[i] == best.recompute
+        assert batch.devices[i] == best.devices
+        share = f"{best.memory_bytes / best.limit_bytes:.0%}"
+        assert fullest_text(best, int(best.limit_bytes)).endswith(f"({share})")
     again = pf.evaluate_batch(model(), [space[i] for i in range(12)], POD, STEP)
     assert again.time_s.tolist() == batch.time_s.tolist()
     records = pf.evaluate_batch(model(), space.chips, POD, STEP, threads=3)

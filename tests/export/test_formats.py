@@ -379,6 +379,9 @@ def test_the_rest_of_the_devices_shard_weights_for_maxtext(tmp_path):
     path.write_text("python3 train.py ici_tensor_parallelism=2 ici_context_parallelism=2\n")
     read = export.read_plan(path, LLAMA, devices=32).spec
     assert (read.tp, read.cp, read.dp, read.zero) == (2, 2, 8, 3)
+    path.write_text("python3 train.py ici_tensor_parallelism=2 ici_pipeline_parallelism=4\n")
+    read = export.read_plan(path, LLAMA, devices=32).spec
+    assert (read.tp, read.pp, read.dp, read.zero) == (2, 4, 4, 3)
 
 
 def test_fp8_of_experts_reads_back_from_torchtitan(tmp_path):

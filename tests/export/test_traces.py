@@ -259,7 +259,8 @@ def test_a_profile_is_compared_with_a_plan(tmp_path):
             kernel("void at::native::vectorized_elementwise_kernel", at + 80e3, 5e3),
         ]
     path = tmp_path / "profile.json"
-    path.write_text(json.dumps({"traceEvents": events, "distributedInfo": {"rank": 20}}))
+    marks = [{"ph": "M", "name": "process_name", "args": {"name": "python"}}, {"dur": 1}, 7]
+    path.write_text(json.dumps({"traceEvents": marks + events, "distributedInfo": {"rank": 20}}))
     profile = read_profile(path)
     assert profile.steps == 2
     assert profile.step_s == pytest.approx(0.1)

@@ -45,6 +45,11 @@ def test_an_edited_plan_is_refused_by_field_value_and_what_is_accepted(field, do
         PlanSpec.of(edited)
 
 
+def test_a_document_without_plans_is_refused():
+    with pytest.raises(InvalidInputError, match="plan.json: plan: unknown key .plans.;"):
+        PlanSpec.of({"plans": []}, "plan.json")
+
+
 def test_a_plan_reads_back_to_itself(document):
     again = pf.predict("bert-large", h100(4), json.loads(json.dumps(document)))
     assert again.to_dict() == document
