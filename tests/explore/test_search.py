@@ -19,7 +19,9 @@ from search_cases import published_space, some_chips
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.explore import Budget, find_chips, fullest_text
+from phaze_fast.explore import Budget, ChipGroups, find_chips, fullest_text, problems_of
+from phaze_fast.explore.find import search_digest
+from phaze_fast.explore.objectives import UNITS
 from phaze_fast.runs import store
 from phaze_fast.runs.store import STORE
 from phaze_fast.tables import non_dominated
@@ -247,6 +249,13 @@ def test_an_outcome_is_kept_and_a_damaged_one_is_not_trusted(tmp_path):
     assert not anew.recalled
     assert anew.winners == first.winners
     assert outcome(space, **options).recalled
+
+
+def test_outcomes_of_other_objectives_have_other_names():
+    space = some_chips(10, 3)
+    problems = problems_of([model()], ChipGroups.of(space), POD, STEP)
+    names = {search_digest(problems, space, (1.0,), 5, (), name) for name in UNITS}
+    assert len(names) == len(UNITS) > 3
 
 
 def test_an_outcome_of_another_cost_model_is_not_found(tmp_path, monkeypatch):
