@@ -147,6 +147,7 @@ def spec_of(evaluator, layout, cuts=None, recompute="auto"):
         cp_kind=s.cp_kind,
         ep=s.ep,
         etp=s.etp,
+        dispatcher=s.dispatcher,
         zero=int(layout["zero"]),
         shard=int(layout["shard"]) or None,
         micro_batch=s.micro_batch,
