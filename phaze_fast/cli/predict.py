@@ -113,8 +113,8 @@ def predict_plan(
 ) -> None:
     """Predict the time and memory of a given plan.
 
-    A plan is never refused for memory: the answer says by how much it does not fit. Without --dp
-    there are as many replicas as the devices have room for.
+    A plan is never refused for memory: the answer says by how much it does not fit. By default
+    --dp is the number of devices divided by tp x pp x cp.
 
     Example: phaze-fast predict llama2-7b --chip h100 --devices 16 --tp 4 --pp 2 --dp 2
     --global-batch 64

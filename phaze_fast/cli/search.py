@@ -104,21 +104,12 @@ _STEPS = {
 
 
 def _chip_cells(design: Design) -> list[str]:
-    tensor, vector, chip = design.chip.tensor_core, design.chip.vector_core, design.chip
-    memory, other = "none", chip.other_tensor_core
-    arrays = f"{tensor.count} x {tensor.width}x{tensor.depth}"
-    if other is not None:
-        arrays += f", {other.count} x {other.width}x{other.depth}"
+    chip, memory = design.chip, "none"
     if chip.hbm is not None:
         rate = format_bandwidth(chip.hbm.bandwidth_bytes_per_s)
         memory = f"{format_bytes(design.hbm_bytes)}, {rate}"
-    return [
-        arrays,
-        f"{vector.count} x {vector.lanes}",
-        format_bytes(chip.buffer.capacity_bytes),
-        memory,
-        f"{design.area_mm2:.2f}",
-    ]
+    cores = [chip.arrays, f"{chip.vector_core.count} x {chip.vector_core.lanes}"]
+    return [*cores, format_bytes(chip.buffer.capacity_bytes), memory, f"{design.area_mm2:.2f}"]
 
 
 def _top(result: SearchResult) -> RenderableType:

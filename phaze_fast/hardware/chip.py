@@ -458,16 +458,19 @@ class Accelerator(Record):
         known = "bf16" in self.tensor_core.rates
         return format_flops(self.peak_flops()) if known else "no bf16"
 
+    @property
+    def arrays(self) -> str:
+        """Number and shape of its tensor cores, those of another shape too, as text."""
+        kinds = (self.tensor_core, self.other_tensor_core)
+        return " and ".join(f"{c.count} x {c.width}x{c.depth}" for c in kinds if c is not None)
+
     def __str__(self) -> str:
-        tensor, vector = self.tensor_core, self.vector_core
-        hbm, other, arrays = "none", self.other_tensor_core, f"{tensor.width}x{tensor.depth}"
-        if other is not None:
-            arrays += f" and {other.count} x {other.width}x{other.depth}"
+        vector, hbm = self.vector_core, "none"
         if self.hbm is not None:
             rate = format_bandwidth(self.hbm.bandwidth_bytes_per_s)
             hbm = f"{format_bytes(self.hbm.capacity_bytes)} at {rate}"
         return (
-            f"{self.name}: {tensor.count} x {arrays} tensor, "
+            f"{self.name}: {self.arrays} tensor, "
             f"{vector.count} x {vector.lanes} lanes, buffer "
             f"{format_bytes(self.buffer.capacity_bytes)}, HBM {hbm}, "
             f"{self._peak_text()} at {self.clock_hz / 1e9:g} GHz"

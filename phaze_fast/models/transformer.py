@@ -70,7 +70,7 @@ class MixtureOfExperts(Record):
     sent_once: bool = False
     """Whether a token is sent once per node, or once per device within its own node, for all of its
     experts there; else once per expert."""
-    biases_apart: bool = False
+    bias_unfused: bool = False
     """Whether kernels of their own add the biases of the experts' second products, one expert at a
     time, rather than these products."""
 

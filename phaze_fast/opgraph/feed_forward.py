@@ -143,7 +143,7 @@ def _routed(block: BlockBuilder, moe: MixtureOfExperts, x: int, own_rows: int) -
     gate = grouped("expert-gate", dispatched, m.hidden, width) if m.gated else -1
     inner = _activate(block, "expert-", up, gate, held, width)
     down = grouped("expert-down", inner, width, m.hidden)
-    if moe.biases_apart:
+    if moe.bias_unfused:
         sizes = (held, m.hidden, 1, "copy", *(float(_BIAS_BYTES * held * m.hidden),) * 2)
         down = block.vector("expert-bias", "multiply", (down,), *sizes)
     if sorts:

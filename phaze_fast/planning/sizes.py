@@ -349,7 +349,7 @@ def strategy_sizes(
         fusion=fusion,
         variants=variants,
         variant_of=FrozenDict(variant_of),
-        stored=_layer_graph(model, shares, fusion, formats),
+        stored=graph if shares is strategy else _layer_graph(model, shares, fusion, formats),
     )
 
 

@@ -230,7 +230,7 @@ def expert_wait_s(graph: LayerGraph, kind: str, software: Software | None) -> tu
     if software is None or moe is None or not kind.endswith("moe-block"):
         return 0.0, 0.0
     once = software.expert_launch_s * (moe.experts // graph.strategy.ep)
-    if moe.biases_apart:
+    if moe.bias_unfused:
         once *= 1.0 + _BIAS_LAUNCHES
     return once, 2.0 * once
 

@@ -161,8 +161,8 @@ class Software(Record):
     expert_tile_rows: Annotated[int, Field(strict=True, ge=0, le=1048576)] = 0
     """Rows of a tile of its grouped products; a tile with rows of two experts is computed for both.
     See `tile_rows` of a mixture."""
-    expert_biases_apart: bool = False
-    """Whether kernels of their own add the biases of experts; see `biases_apart` of a mixture."""
+    expert_bias_unfused: bool = False
+    """Whether kernels of their own add the biases of experts; see `bias_unfused` of a mixture."""
     expert_launch_s: Seconds = 0.0
     """Seconds that a forward pass waits for each expert of its device, whose casts and products
     the host launches one by one once it knows how many tokens came; a backward pass twice that."""
@@ -345,7 +345,7 @@ def model_as_run(model: Model, software: Software, tp: int = 1) -> Model:
         "moves": software.expert_moves,
         "sent_once": software.expert_sent_once,
         "tile_rows": software.expert_tile_rows,
-        "biases_apart": software.expert_biases_apart and model.ffn_bias,
+        "bias_unfused": software.expert_bias_unfused and model.ffn_bias,
     }
     if model.moe is not None and any(moved.values()):
         changed["moe"] = model.moe.replace(**moved)

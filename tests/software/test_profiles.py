@@ -161,7 +161,7 @@ def test_kernels_of_their_own_add_the_biases_of_experts():
     biased = load("gpt-oss-20b").replace(layers=4)
 
     def step(model, apart):
-        used = profile.replace(expert_biases_apart=apart)
+        used = profile.replace(expert_bias_unfused=apart)
         return predict(model, cluster, {**plan, "software": used})
 
     added, apart = step(biased, False), step(biased, True)
