@@ -49,6 +49,7 @@ phaze::TrainingRecord mixed_precision_adam() {
   training.state_bytes = 12.0;
   training.gather_bytes = 2.0;
   training.bucket_bytes = 100e6;
+  training.whole_layers = 2;  // under ZeRO 3: the one that runs and the one prefetched
   return training;
 }
 

@@ -111,7 +111,7 @@ Status PlanSpaceImpl::take_model(const PlanProblem& problem) {
   }
   fabric = CheckedFabric(problem.fabric);
   if (fabric.status != Status::kOk || problem.devices < 1) return Status::kBadFabric;
-  if (!good_training(problem.training)) return Status::kNotFinite;
+  if (!good_training(problem.training)) return Status::kBadTuning;
   devices = problem.devices;
   training = problem.training;
   some_blocks = problem.some_blocks;

@@ -268,7 +268,7 @@ void refuses_nonsense() {
   std::mt19937 random(1);
   Case c;
   build(c, random);
-  const TrainingRecord training{2.0, 4.0, 12.0, 0.03, 1e6, 0.2, 1e-9, 1e-8, 2.0, 0.0, 0, 2};
+  TrainingRecord training{2.0, 4.0, 12.0, 0.03, 1e6, 0.2, 1e-9, 1e-8, 2.0, 0.0, 0, 2};
   const auto status = [&](const std::vector<LayoutRecord>& layouts) {
     const PlanProblem problem{c.fabric, 8,  training,     3,       c.order, c.from, c.to,
                               {},       {}, c.strategies, c.sizes, layouts};
@@ -300,6 +300,10 @@ void refuses_nonsense() {
   bad = good;
   bad.strategy = 7;
   CHECK(status({bad}) == Status::kBadRules);
+  training.whole_layers = 0;
+  CHECK(status({good}) == Status::kBadTuning);
+  training.whole_layers = 1;
+  CHECK(status({good}) == Status::kOk);
   c.sizes[1].parameters = std::numeric_limits<double>::quiet_NaN();
   CHECK(status({good}) == Status::kNotFinite);
   // Regression: bytes of several blocks were infinite, and a plan that does not fit was called the
