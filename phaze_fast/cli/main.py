@@ -10,6 +10,7 @@ import errno
 import io
 import os
 import sys
+from typing import Any
 
 from phaze_fast.errors import InfeasibleError, PhazeError, UndecidedError, printable
 
@@ -118,14 +119,25 @@ def _output_failed(error: OSError) -> int:
     return BAD_INPUT
 
 
+def _usage(error: Any) -> str:
+    """Return the option parser's message, with the value and what would be accepted."""
+    message = str(error.format_message())
+    refused = getattr(error.__cause__, "errors", None)  # of the value's type, where it has them
+    if callable(refused) and getattr(error, "param", None) is not None:
+        value, text = refused()[0]["input"], refused()[0]["msg"]
+        expected = text.partition("Input should be ")[2].partition(",")[0] or text
+        return f"{max(error.param.opts, key=len)}: {value!r} is not accepted; expected {expected}"
+    if message.startswith("No such command"):
+        return f"{message.rstrip('.')}; accepted: {', '.join(error.ctx.command.commands)}"
+    return message
+
+
 def _usage_or_bug(error: Exception) -> int:
-    format_message = getattr(error, "format_message", None)  # the option parser's own errors
-    if callable(format_message):
-        message = str(format_message())
+    if hasattr(error, "format_message"):  # the option parser's own errors
         if type(error).__name__ == "NoArgsIsHelpError":  # a group of commands, and no command
-            sys.stderr.write(f"{message}\n")
+            sys.stderr.write(f"{error.format_message()}\n")
         else:
-            _say(message.replace("\n", " "))
+            _say(_usage(error).replace("\n", " "))
         return BAD_INPUT
     if os.environ.get("PHAZE_FAST_DEBUG"):
         import traceback

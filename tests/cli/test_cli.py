@@ -325,3 +325,17 @@ def test_a_full_disk_is_said_plainly():
     done = program("show chip", "--json > /dev/full")
     said = "standard output: cannot be written: No space left on device"
     assert (done.returncode, done.stderr) == (2, f"phaze-fast: {said}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("predict llama3-8b --devices abc", ("--devices", "'abc'", "integer")),
+        ("wafer llama3-70b --budget soon", ("--budget", "'soon'", "number")),
+        ("show chips", ("'chips'", "accepted: model, chip, interconnect, wafer, space")),
+        ("plans", ("'plans'", "accepted: search, plan, predict")),
+    ],
+)
+def test_the_option_parser_names_the_value_and_what_is_accepted(refused, words, said):
+    message = refused(*words.split())
+    assert [part for part in said if part not in message] == [], message
