@@ -2,6 +2,8 @@
 
 import csv
 import json
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 
 from phaze_fast.documents import read_document
@@ -30,6 +32,11 @@ def hf_config(name):
     return next(entry["config"] for entry in hf_entries() if entry["name"] == name)
 
 
+@cache
+def _refused_calls():
+    return read_document(GOLDEN / "refused_calls.yaml")
+
+
 def refused_calls(what):
     """Return rows of arguments that something refuses, each with what the message says."""
-    return read_document(GOLDEN / "refused_calls.yaml")[what]
+    return deepcopy(_refused_calls()[what])
