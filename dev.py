@@ -46,7 +46,7 @@ def run(
     """Run a command with the virtual environment's programs first, or leave with its exit code."""
     path = f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"
     environment = {**os.environ, "PATH": path, **env}
-    # The tests start the program hundreds of times: what is compiled is kept, whatever is usual here.
+    # Compiled files are kept, whatever is usual here: the tests start the program many times.
     for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE"):
         environment.pop(name, None)
     words = [str(word) for word in command]
