@@ -7,11 +7,16 @@ nearest valid name, numbers must be finite, and every fault becomes one line of 
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NoReturn, Self, TypeVar, cast, get_args
 
@@ -199,6 +204,37 @@ class OrderedFrozenDict(FrozenDict[K, V]):
         return hash(tuple(self.items()))
 
 
+@cache
+def _texts_in(module: str) -> dict[tuple[str, str], str]:
+    try:
+        source = inspect.getsource(sys.modules[module])
+    except (OSError, TypeError):  # typed at a prompt
+        return {}
+    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    return {
+        (node.name, field.target.id): inspect.cleandoc(str(text.value.value))
+        for node in classes
+        for field, text in pairwise(node.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+    }
+
+
+def field_texts(type_: type) -> dict[str, str]:
+    """Return the docstrings of the fields of a class, from its source and that of its bases.
+
+    They are read where help or a schema shows them: reading those of every record takes longer
+    than most commands do.
+    """
+    texts: dict[str, str] = {}
+    for one in reversed(type_.__mro__):
+        known = _texts_in(one.__module__)
+        texts |= {name: text for (owner, name), text in known.items() if owner == one.__name__}
+    return texts
+
+
 _UNION_TAGS: set[str] = set()  # values of `kind`; filled as record types are defined
 
 
@@ -208,9 +244,7 @@ class Record(BaseModel):
     Subclasses list their fields with types from this module. `what` is the noun used in messages.
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     what: ClassVar[str] = "record"
     __slots__ = ("_hash",)  # not in the dict of fields, so that neither copies nor pickles have it
 
@@ -241,6 +275,17 @@ class Record(BaseModel):
             tags = get_args(kind.annotation)
             if len(tags) == 1:  # a field of several values cannot distinguish types
                 _UNION_TAGS.update(tags)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        named = handler(core)
+        properties = handler.resolve_ref_schema(named).get("properties", {})
+        for name, text in field_texts(cls).items():
+            if name in properties:
+                properties[name]["description"] = text
+        return named
 
     @model_validator(mode="before")
     @classmethod

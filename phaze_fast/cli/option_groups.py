@@ -5,13 +5,10 @@ A field and its option have one name, and an option's help, type and default are
 
 from __future__ import annotations
 
-import ast
 import copy
 import functools
 import inspect
-import itertools
 import math
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, is_dataclass
 from dataclasses import fields as dataclass_fields
@@ -25,7 +22,7 @@ from pydantic_core import PydanticUndefined
 
 from phaze_fast.documents import read_document
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.records import Record
+from phaze_fast.records import Record, field_texts
 from phaze_fast.units import format_bytes
 
 _PANELS = {
@@ -79,11 +76,11 @@ class _FieldOption:
     """The option of one field of a record: its declaration and its parser."""
 
     def __init__(
-        self, name: str, field: FieldInfo, several: bool, default: Any = PydanticUndefined
+        self, name: str, field: FieldInfo, text: str, several: bool, default: Any
     ) -> None:
         self.name = name
         self._default = default
-        self._help = " ".join((field.description or "").replace("`", "").split())
+        self._help = " ".join(text.replace("`", "").split())
         if default is PydanticUndefined:
             self._default = field.get_default(call_default_factory=True)
         else:  # the help text must not show the default of the record
@@ -183,11 +180,13 @@ class RecordOptions:
         **defaults: Any,
     ) -> None:
         self._defaults = defaults
-        self._options = {
-            name: _FieldOption(name, field, name in several, defaults.get(name, PydanticUndefined))
-            for name, field in record.model_fields.items()
-            if name not in skip
-        }
+        self._options = {}
+        texts = field_texts(record)
+        for name, field in record.model_fields.items():
+            if name not in skip:
+                default = defaults.get(name, PydanticUndefined)
+                text, many = texts.get(name, ""), name in several
+                self._options[name] = _FieldOption(name, field, text, many, default)
 
     def parameters(self) -> list[inspect.Parameter]:
         """Declare the options for the parser, grouped by panel."""
@@ -206,44 +205,19 @@ class RecordOptions:
         return {**defaults, **typed_values}
 
 
-@functools.cache
-def _texts_in(module: str) -> dict[tuple[str, str], str]:
-    """Read the docstrings of the fields of a module's classes, by class and field."""
-    try:
-        source = inspect.getsource(sys.modules[module])
-    except (OSError, TypeError):  # typed at a prompt
-        return {}
-    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-    return {
-        (node.name, field.target.id): " ".join(str(text.value.value).split())
-        for node in classes
-        for field, text in itertools.pairwise(node.body)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-    }
-
-
-def _help(group: type, field: str) -> str:
-    """Find the docstring of a field in a class or its bases."""
-    texts = (_texts_in(one.__module__).get((one.__name__, field)) for one in group.__mro__)
-    return next(filter(None, texts), "")
-
-
 def _group_parameters(group: type) -> list[inspect.Parameter]:
     """Declare the fields of a dataclass as options; its docstring is the title of their panel.
 
     The docstring of a field is its help text. A field that is False by default is a flag.
     """
-    hints = get_type_hints(group, include_extras=True)
+    hints, texts = get_type_hints(group, include_extras=True), field_texts(group)
     parameters = []
     for field in dataclass_fields(group):
         hint = hints[field.name]
         type_, *marks = get_args(hint) if get_origin(hint) is Annotated else [hint]
         flag = [f"--{field.name.replace('_', '-')}"] if field.default is False else []
         option = copy.copy(marks[0]) if marks else typer.Option(*flag)
-        option.help = _help(group, field.name)
+        option.help = " ".join(texts.get(field.name, "").split())
         option.rich_help_panel = (group.__doc__ or "").partition("\n")[0].rstrip(".")
         if Path in _alternatives(type_) and option.metavar is None:
             option.metavar = "FILE"

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.explore.objectives import BestGroups, Front, ScoreTable, objective_of
 from phaze_fast.explore.problem import SearchProblem
 from phaze_fast.explore.result import Budget, Outcome, Progress, Winner
-from phaze_fast.planning.times import KindTimes, free_times
+from phaze_fast.planning.times import free_times
 from phaze_fast.runs.executors import Workers
 from phaze_fast.tables import Array, non_dominated
 
@@ -126,18 +126,6 @@ def run_together(tasks: Sequence[Callable[..., None]], threads: int) -> None:
 
 
 # ---- the search ----
-
-
-_Times = tuple[KindTimes, ...]
-
-
-class _Found(NamedTuple):
-    """A chip group among the winners, with its capacity, score and the plan of each model."""
-
-    group: int
-    capacity: int
-    score: float
-    answers: Sequence[Answer]
 
 
 class BestFirstSearch:
@@ -558,38 +546,18 @@ class BestFirstSearch:
             unproven = float(self.scores.combined(self.least_values(slice(None))).min())
         return min(self.history[-1].bound, self.best.best, unproven)
 
-    def _free_times(self, found: Sequence[_Found]) -> dict[tuple[int, int, int], _Times]:
-        """Price winners together: times with free communication by model, strategy and group."""
-        times: dict[tuple[int, int, int], _Times] = {}
-        for i, problem in enumerate(self.problems):
-            rows: dict[int, dict[int, Answer]] = {}
-            for one in found:
-                answer = one.answers[i]
-                rows.setdefault(answer.strategy, {})[answer.group] = answer
-            for s, own in rows.items():
-                evaluator, k = problem.of(s)
-                chips = problem.price(s, self.groups.records[list(own)])
-                base = KindTimes.concatenated([a.times.at([a.row]) for a in own.values()])
-                rate = chips.parts.hbm_bytes_per_s
-                levels = free_times([evaluator.sizes[k]], chips.costs, rate, [base])[0]
-                for row, group in enumerate(own):  # levels that are one object stay one
-                    by_level = {id(level): level.at([row]) for level in levels}
-                    times[i, s, group] = tuple(by_level[id(level)] for level in levels)
-        return times
-
-    def _winners(self, found: Sequence[_Found]) -> list[Winner]:
-        """Build the records of chip groups and their plans."""
-        free = self._free_times(found)
-        return [self._winner(one, free) for one in found]
-
-    def _winner(self, found: _Found, free: dict[tuple[int, int, int], _Times]) -> Winner:
-        group, c, score, answers = found
-        peak = self.groups.peak_flops(self.groups.records[group])
+    def _winner(self, group: int, c: int, score: float, answers: Sequence[Answer]) -> Winner:
+        """Build the record of a chip group with capacity `c` and its plans."""
+        record = self.groups.records[group]
+        peak = self.groups.peak_flops(record)
         plans = []
-        for i, (answer, problem) in enumerate(zip(answers, self.problems, strict=True)):
-            evaluator, _ = problem.of(answer.strategy)
-            own = free[i, answer.strategy, group]
-            plans.append(evaluator.plan(answer.placed, answer.times, answer.row, c, peak, own))
+        for answer, problem in zip(answers, self.problems, strict=True):
+            evaluator, k = problem.of(answer.strategy)
+            chip = problem.price(answer.strategy, np.array([record]))
+            times = answer.times.at(slice(answer.row, answer.row + 1))
+            rate = chip.parts.hbm_bytes_per_s
+            free = free_times([evaluator.sizes[k]], chip.costs, rate, [times])[0]
+            plans.append(evaluator.plan(answer.placed, answer.times, answer.row, c, peak, free))
         return Winner(
             group=group,
             capacity=c,
@@ -627,7 +595,7 @@ class BestFirstSearch:
         for item in ranked:
             best.setdefault(item[1], item)
         first = list(best.values())[: self.best.top]
-        return self._winners([_Found(group, c, rank[0], own) for rank, group, c, own in first])
+        return [self._winner(group, c, rank[0], answers) for rank, group, c, answers in first]
 
     def front_points(self) -> list[Winner]:
         """List the front, fastest first."""
@@ -640,7 +608,7 @@ class BestFirstSearch:
                 answers = [chosen[group, c] for chosen in self.chosen]
             points.append((float(values[0]), point, answers))
         points.sort(key=lambda item: (item[0], item[1]))
-        return self._winners([_Found(p[0], p[1], score, answers) for score, p, answers in points])
+        return [self._winner(p[0], p[1], score, answers) for score, p, answers in points]
 
     def counts(self) -> dict[str, int]:
         """Count the points by the step at which they were placed or pruned.
