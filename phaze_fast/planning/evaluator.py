@@ -245,13 +245,9 @@ class PlanEvaluator:
 
     @cached_property
     def fits(self) -> Array:
-        """Whether some partition of each layout fits, shape (layouts, capacities).
-
-        Given layouts are estimated whether they fit or not.
-        """
-        given = self._given is not None
-        fits = np.full((len(self.layouts), len(self.limits_bytes)), given, dtype=np.uint8)
-        if fits.size and not given:
+        """Whether some partition of each layout fits, shape (layouts, capacities)."""
+        fits = np.zeros((len(self.layouts), len(self.limits_bytes)), dtype=np.uint8)
+        if fits.size:
             from phaze_fast.memory.kernel import layouts_fit  # Numba takes a while to import
 
             layouts_fit(

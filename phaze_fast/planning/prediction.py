@@ -61,7 +61,10 @@ def _evaluator(model: Model, cluster: Cluster, spec: PlanSpec) -> PlanEvaluator:
     runs = (spec.software, spec.precision, spec.fusion)
     sizes = strategy_sizes(model, strategy, spec.modes, *runs)
     capacity = float(memory_of(cluster.chip).capacity_bytes)
-    return PlanEvaluator(model, cluster, training, [capacity], ([sizes], spec.layout))
+    evaluator = PlanEvaluator(model, cluster, training, [capacity], ([sizes], spec.layout))
+    # It is estimated whether it fits or not; to find out would load Numba.
+    evaluator.fits = np.ones((len(spec.layout), 1), dtype=np.uint8)
+    return evaluator
 
 
 def _partition(spec: PlanSpec, evaluator: PlanEvaluator, times: KindTimes) -> Placed:
