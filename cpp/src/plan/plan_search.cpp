@@ -187,7 +187,7 @@ class Layouts {
       for (const std::int64_t r :
            space.bounds.fitting[s * space.bounds.memory_limits.size() + memory_limit]) {
         const double bound_s = bound_of_layout(space, at(r), memory_limit, totals_[s],
-                                               times[s].hbm_bytes_per_s, -kInfinite, nullptr);
+                                               times[s], -kInfinite, nullptr);
         if (bound_s < kInfinite) queue_.add(bound_s, r);
       }
     }
@@ -200,7 +200,7 @@ class Layouts {
   template <typename Limit, typename Offer>
   SettledLayouts settle(int threads, const Limit& limit, const Offer& offer,
                         const AskedToStop& stop = {}) {
-    SettledLayouts settled{0, 0, kInfinite};
+    SettledLayouts settled{0, space_.bounds.without_plan[memory_limit_], kInfinite};
     double best_s = kInfinite;
     std::vector<Candidate> partly;
     const auto offer_best = [&](PlacedPlan plan) {
@@ -288,7 +288,7 @@ class Layouts {
   double sharper(Candidate* own) const {
     const std::size_t s = strategy_of(*own);
     return bound_of_layout(space_, at(own->layout), memory_limit_, totals_[s],
-                           times_[s].hbm_bytes_per_s, kInfinite, &own->load_s);
+                           times_[s], kInfinite, &own->load_s);
   }
 
   const PlanSpaceImpl& space_;
@@ -308,8 +308,7 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
   double limit = below_s;
   std::vector<Candidate> partly;  // layouts that are solved in part
   const auto bound_s = [&](std::int64_t r, double enough_s, double* load_s) {
-    return bound_of_layout(space, at(r), memory_limit, totals, times.hbm_bytes_per_s, enough_s,
-                           load_s);
+    return bound_of_layout(space, at(r), memory_limit, totals, least, enough_s, load_s);
   };
   CandidateQueue queue;
   const std::size_t list = at(strategy) * space.bounds.memory_limits.size() + memory_limit;
