@@ -175,9 +175,9 @@ void PlanSpace::best_of_memory_limits(std::int32_t strategy, const KindTimes& ti
 
 std::vector<PlacedPlan> PlanSpace::top_plans(std::span<const KindTimes> times,
                                              std::size_t memory_limit, std::size_t top, int threads,
-                                             SettledLayouts* settled,
-                                             const AskedToStop& stop) const {
-  return phaze::top_plans(*impl_, times, memory_limit, top, threads, settled, stop);
+                                             SettledLayouts* settled, const AskedToStop& stop,
+                                             double below_s) const {
+  return phaze::top_plans(*impl_, times, memory_limit, top, threads, settled, stop, below_s);
 }
 
 std::vector<PlacedPlan> PlanSpace::front(std::span<const KindTimes> times, std::size_t memory_limit,

@@ -42,7 +42,8 @@ CountedBlocks PlanSpaceImpl::counted_blocks(int strategy) const {
     if (block_count[at(k)] == 0) continue;
     CountedBlocks own{size_of(strategy, k).parameters, 0};
     for (int other = 0; other < kinds; ++other) {
-      if (size_of(strategy, other).parameters >= own.parameters) own.count += block_count[at(other)];
+      if (size_of(strategy, other).parameters >= own.parameters)
+        own.count += block_count[at(other)];
     }
     const double all = own.count * own.parameters;
     if (all < most || (all == most && own.count <= best.count)) continue;
@@ -225,7 +226,8 @@ double least_memory(const PlanSpaceImpl& space, const PricedLayout& layout, doub
   if (l.pp == 1) return bytes(0, true, true) * kSure;
   const double in_flight = micro_batches_in_flight(schedule_of(l), l.pp, 0, l.micro_batches, l.vpp);
   return std::max({bytes(0, true, false), bytes(l.pp - 1, false, true),
-                   capacity.even_bytes(std::ceil(static_cast<double>(capacity.counted()) / l.pp), most, in_flight)}) *
+                   capacity.even_bytes(std::ceil(static_cast<double>(capacity.counted()) / l.pp),
+                                       most, in_flight)}) *
          kSure;
 }
 
@@ -691,8 +693,7 @@ double bound_with(const PlanSpaceImpl& space, std::size_t r, const LayoutFit& ow
     load = std::max(load, load_with_ends(b, t));
   }
   const StageCapacities& capacities = space.bounds.stage_capacities[at(own.capacities)];
-  const double r_share =
-      (t.counted_s > 0.0 ? std::max(0.0, t.again_s / t.counted_s) : 0.0) * kSure;
+  const double r_share = (t.counted_s > 0.0 ? std::max(0.0, t.again_s / t.counted_s) : 0.0) * kSure;
   const int counted = space.counted[at(layout.record.strategy)].count;
   bool above = false;  // whether the bound is above `enough_s`, regardless of other terms
   const auto hold_blocks = [&](const auto& held) {
