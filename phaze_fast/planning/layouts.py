@@ -207,8 +207,8 @@ class LayoutGrid:
     def layouts(self) -> tuple[Array, Counter[str]]:
         """List every layout, dtype ``_core.LAYOUT_DTYPE``; count impossible ones by reason.
 
-        They depend on no more than `Strategy.stage_widths`. The order of a list that a user gives does not matter. Layouts that differ only in the
-        number of stages are adjacent.
+        They depend on no more than `Strategy.stage_widths`. The order of a list that a user gives
+        does not matter. Layouts that differ only in the number of stages are adjacent.
         """
         training = self.training
         dp, pp, micro_batches = self._widths()

@@ -443,9 +443,9 @@ def _fastest(
     stop: Callable[[], bool] | None,
     below_s: float,
 ) -> TopPlans:
-    """Find the fastest plans, up to `below_s`; layers are scheduled where bounds of their times do not suffice.
+    """Find the fastest plans; layers are scheduled where bounds of their times do not suffice.
 
-    The search runs with lower bounds of layers until all strategies of the plans it finds are
+    As many as are wanted are known to take at most `below_s`. The search runs with lower bounds of layers until all strategies of the plans it finds are
     scheduled: then no other plan is faster. It first runs for a few waves of layouts only, since
     these have plans of most such strategies.
     """
