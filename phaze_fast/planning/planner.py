@@ -445,9 +445,10 @@ def _fastest(
 ) -> TopPlans:
     """Find the fastest plans; layers are scheduled where bounds of their times do not suffice.
 
-    As many as are wanted are known to take at most `below_s`. The search runs with lower bounds of layers until all strategies of the plans it finds are
-    scheduled: then no other plan is faster. It first runs for a few waves of layouts only, since
-    these have plans of most such strategies.
+    As many as are wanted are known to take at most `below_s`. The search runs with lower bounds of
+    layers until all strategies of the plans it finds are scheduled: then no other plan is faster.
+    Unless `below_s` is known, it first runs for a few waves of layouts only, since these have plans
+    of most such strategies.
     """
     if stop is not None:  # which may come before the plans that are known to be this fast
         below_s = float("inf")

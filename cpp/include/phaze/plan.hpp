@@ -349,8 +349,8 @@ struct PlacedPlan {
 // Counts of layouts by outcome.
 struct SettledLayouts {
   std::int64_t solved;  // exactly; all others are settled by their bounds
-  std::int64_t empty;   // of those, layouts without a partition that fits and respects
-                        // the ties between layers
+  std::int64_t empty;   // layouts without a partition that fits and respects the ties between
+                        // layers, by their bounds or solved
   double open_s;        // least bound of the layouts left open, whole or in part; infinite if none
 };
 
