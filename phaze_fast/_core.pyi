@@ -521,6 +521,7 @@ class PlanSpace:
         top: int,
         threads: int,
         stop: Callable[[], bool] | None = None,
+        below_s: float = ...,
     ) -> RankedPlans: ...
     def front(
         self, times: object, memory_limit: int, most_s: float, threads: int

@@ -373,11 +373,13 @@ def changed(record: T, **changes: object) -> T:
 
     It takes a tenth of the time of `dataclasses.replace`.
     """
-    if not changes.keys() <= record.__dict__.keys():
-        raise TypeError(f"{type(record).__name__} has no field {', '.join(changes)}")
     copy = object.__new__(type(record))
-    copy.__dict__.update(record.__dict__)
-    copy.__dict__.update(changes)
+    values = copy.__dict__
+    values.update(record.__dict__)
+    count = len(values)
+    values.update(changes)
+    if len(values) != count:
+        raise TypeError(f"{type(record).__name__} has no field {', '.join(changes)}")
     return copy
 
 

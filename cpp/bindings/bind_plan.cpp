@@ -273,14 +273,14 @@ class PyPlanSpace {
   // The fastest plans of one chip, the numbers of layouts solved and without a plan, and the open
   // bound.
   py::object top_plans(const py::object& times, std::int64_t memory_limit, std::int64_t top,
-                       int threads, const py::object& stop) const {
+                       int threads, const py::object& stop, double below_s) const {
     if (top < 1) throw InvalidInput("top: expected at least 1");
     const int workers = checked_threads(threads);
     return leading(times, memory_limit,
                    [&](const std::vector<KindTimes>& all, SettledLayouts* settled) {
                      return space_.top_plans(all, static_cast<std::size_t>(memory_limit),
                                              static_cast<std::size_t>(top), workers, settled,
-                                             asked_to_stop(stop));
+                                             asked_to_stop(stop), below_s);
                    });
   }
 
@@ -642,7 +642,8 @@ void bind_plan(py::module_& module) {
       .def("recompute", &PyPlanSpace::recompute, py::arg("times"), py::arg("layout"),
            py::arg("cuts"), py::arg("usable_bytes"))
       .def("top_plans", &PyPlanSpace::top_plans, py::arg("times"), py::arg("memory_limit"),
-           py::arg("top"), py::arg("threads"), py::arg("stop") = py::none())
+           py::arg("top"), py::arg("threads"), py::arg("stop") = py::none(),
+           py::arg("below_s") = std::numeric_limits<double>::infinity())
       .def("front", &PyPlanSpace::front, py::arg("times"), py::arg("memory_limit"),
            py::arg("most_s"), py::arg("threads"))
       .def("best", &PyPlanSpace::best, py::arg("strategy"), py::arg("times"), py::arg("least"),

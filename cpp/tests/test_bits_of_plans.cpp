@@ -391,7 +391,7 @@ std::uint64_t nest_bits() {
 int main() {
   same_everywhere("layer", layer_bits(), 0x446e4ebb306fa609ULL);
   same_everywhere("pipeline", pipeline_bits(), 0x543649475652c41fULL);
-  same_everywhere("plan", plan_bits(), 0x6a7fbc5a24c7b9edULL);
+  same_everywhere("plan", plan_bits(), 0xbed7b7102333a020ULL);
   same_everywhere("nest", nest_bits(), 0x11ee7ae44d95eb03ULL);
   return phaze::test::report("bits of plans");
 }

@@ -171,6 +171,12 @@ class Strategy(Record):
         return self.expert_devices / self.tp
 
     @property
+    def stage_widths(self) -> tuple[int, int, bool, int, int, bool]:
+        """What the layouts of a strategy depend on."""
+        experts = (self.ep > 1, self.expert_devices)
+        return (self.tp, self.cp, *experts, self.micro_batch, self.overlap_experts)
+
+    @property
     def own_rows(self) -> bool:
         """Whether each device of a tensor group sends its own share of the rows to experts.
 

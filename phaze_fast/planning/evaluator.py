@@ -55,7 +55,10 @@ ESTIMATE_COLUMNS = tuple(
     for column in _core.ESTIMATE_DTYPE[name].names or (name,)
     if name != "unused"
 )  # as the kernel writes them
-_ROUNDED_DOWN = 1.0 - 1e-9  # sums in another order differ in their last digits
+_ROUNDED_DOWN, _ROUNDED_UP = (
+    1.0 - 1e-9,
+    1.0 + 1e-9,
+)  # sums in another order differ in their last digits
 _OF_STRATEGY = (
     *("tp", "cp", "cp_kind", "ep", "etp", "dispatcher", "expert_overlap", "overlap_experts"),
     *("micro_batch", "offload_optimizer"),
@@ -213,18 +216,21 @@ class PlanEvaluator:
         """List all layouts; count strategies and layouts that are impossible, by reason."""
         rejected, parts = Counter(self._illegal), []
         node = node_devices(self.cluster)
+        known: dict[tuple[Any, ...], tuple[Array, Counter[str]]] = {}
         for number, own in enumerate(self.sizes):
-            grid = LayoutGrid(
-                self.training,
-                own.strategy,
-                devices=self.cluster.devices,
-                node=node,
-                blocks=own.blocks,
-                layers=len(own.graph.order),
-            )
-            rows = grid.layouts(rejected)
-            if not len(rows) and (why := grid.why_empty()):
-                rejected[why] += 1
+            widths = own.strategy.stage_widths
+            if widths not in known:
+                grid = LayoutGrid(
+                    self.training,
+                    own.strategy,
+                    devices=self.cluster.devices,
+                    node=node,
+                    blocks=own.blocks,
+                    layers=len(own.graph.order),
+                )
+                known[widths] = grid.layouts()
+            rows, why = known[widths][0].copy(), known[widths][1]
+            rejected.update(why)
             rows["strategy"] = number
             parts.append(rows)
         layouts = np.concatenate(parts) if parts else np.zeros(0, dtype=_core.LAYOUT_DTYPE)
@@ -340,17 +346,35 @@ class PlanEvaluator:
             free_times_on_chip(own, self.cluster, self.optimizer)
         return [self.plan(one, times) for one in placed]
 
+    def slowest_s(self, placed: Iterable[Placed], times: KindTimes) -> float:
+        """Return the seconds of the slowest of some plans with other times than they are of."""
+        limit_bytes = float(max(self.limits_bytes[0], 0.0))
+        estimates = (
+            self.space.estimate(times.at([at]), plan.layout, *plan.arrays, limit_bytes)[0]
+            for plan in placed
+            for at in self.strategies_of([plan])
+        )
+        return max(float(estimate["time_s"][0]) for estimate in estimates)
+
     def strategies_of(self, placed: Iterable[Placed]) -> set[int]:
         """Return the positions of the strategies of some plans."""
         return {int(self.layouts[plan.layout]["strategy"]) for plan in placed}
 
-    def top(self, times: KindTimes, top: int, threads: int = 1, stop: Any = None) -> TopPlans:
-        """Find the fastest plans; those that differ only in rank order count once.
+    def top(
+        self,
+        times: KindTimes,
+        top: int,
+        threads: int = 1,
+        stop: Any = None,
+        below_s: float = np.inf,
+    ) -> TopPlans:
+        """Find the fastest plans of those up to `below_s`, or hardly more.
 
-        `stop` is called after every wave of layouts; where it returns true, the search ends with
-        the plans so far.
+        Plans that differ only in rank order count once. `stop` is called after every wave of
+        layouts; where it returns true, the search ends with the plans so far.
         """
-        records, pool, _, empty, open_s = self.space.top_plans(times, 0, top, threads, stop)
+        found = self.space.top_plans(times, 0, top, threads, stop, below_s * _ROUNDED_UP)
+        records, pool, _, empty, open_s = found
         tied = self.training.tied or self.training.uncut
         rejected = Counter({_BROKEN_TIE if tied else _NO_ASSIGNMENT: empty}) if empty else Counter()
         return TopPlans(Placed.from_records(records, pool), rejected, open_s)

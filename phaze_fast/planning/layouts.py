@@ -204,11 +204,11 @@ class LayoutGrid:
         """Devices that hold one stage of one replica."""
         return self.strategy.tp * self.strategy.cp
 
-    def layouts(self, rejected: Counter[str]) -> Array:
+    def layouts(self) -> tuple[Array, Counter[str]]:
         """List every layout, dtype ``_core.LAYOUT_DTYPE``; count impossible ones by reason.
 
-        The order of a list that a user gives does not matter. Layouts that differ only in the
-        number of stages are adjacent.
+        They depend on no more than `Strategy.stage_widths`. The order of a list that a user gives
+        does not matter. Layouts that differ only in the number of stages are adjacent.
         """
         training = self.training
         dp, pp, micro_batches = self._widths()
@@ -239,7 +239,6 @@ class LayoutGrid:
                     positions.append(at)
                     added.append((schedule, vpp, zero, order))
                     sharing.append(shard[at])
-        rejected.update({why: count for why, count in counted.items() if count})
         at = np.concatenate(positions)
         rows: Array = np.zeros(len(at), dtype=_core.LAYOUT_DTYPE)
         rows["pp"], rows["dp"], rows["micro_batches"] = pp[at], dp[at], micro_batches[at]
@@ -247,7 +246,9 @@ class LayoutGrid:
         columns = np.repeat(np.array(added), [len(own) for own in positions], axis=0)
         for name, column in zip(("schedule", "vpp", "zero", "rank_order"), columns.T, strict=True):
             rows[name] = column
-        return rows
+        if not len(rows):
+            counted[self.why_empty()] += 1
+        return rows, Counter({why: count for why, count in counted.items() if why and count})
 
     def why_empty(self) -> str:
         """Return why there is no layout; empty where a schedule is the reason, counted before."""

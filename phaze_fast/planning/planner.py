@@ -404,7 +404,9 @@ def _searched(
     """Find the fastest plans; layouts whose work takes longer than these are not examined."""
     some, work_s = evaluator, np.zeros(0)
     reach_s = limit_s = float("inf")  # of the work that is compared, and of the plans wanted
-    if evaluator.has_all_layouts and len(evaluator) > _FEW_STRATEGIES:
+    if evaluator.has_all_layouts and (
+        len(evaluator) > _FEW_STRATEGIES or len(evaluator.layouts) > _FEW_LAYOUTS
+    ):
         work_s = least_work_s(tuple(evaluator.sizes), cluster, workers)
         bounds_s = evaluator.work_bounds_s(work_s)
         reach_s = _least(bounds_s, _FEW_STRATEGIES)
@@ -415,7 +417,7 @@ def _searched(
         fastest = TopPlans([], Counter(), float("inf"))
         if some.fits.any():
             times = some.lazy_times(cluster, cache, workers)
-            fastest = _fastest(some, times, top, workers, progress, stop)
+            fastest = _fastest(some, times, top, workers, progress, stop, limit_s)
         if len(fastest.plans) == top:
             limit_s = fastest.plans[-1].time_s
         stopped = stop is not None and fastest.open_s < float("inf")
@@ -439,20 +441,26 @@ def _fastest(
     workers: int,
     progress: Progress | None,
     stop: Callable[[], bool] | None,
+    below_s: float,
 ) -> TopPlans:
     """Find the fastest plans; layers are scheduled where bounds of their times do not suffice.
 
-    The search runs with lower bounds of layers until all strategies of the plans it finds are
-    scheduled: then no other plan is faster. It first runs for a few waves of layouts only, since
-    these have plans of most such strategies.
+    As many as are wanted are known to take at most `below_s`. The search runs with lower bounds of
+    layers until all strategies of the plans it finds are scheduled: then no other plan is faster.
+    Unless `below_s` is known, it first runs for a few waves of layouts only, since these have plans
+    of most such strategies.
     """
-    count, waves = len(evaluator), iter(_FIRST_WAVES)
+    if stop is not None:  # which may come before the plans that are known to be this fast
+        below_s = float("inf")
+    count, waves = len(evaluator), iter(_FIRST_WAVES if below_s == float("inf") else ())
     while True:
         if progress is not None:
             progress(int(times.exact.sum()), count)
         some = _SomeWaves(next(waves, None), stop)
-        fastest = evaluator.top(times.rows, top, threads=workers, stop=some)
+        fastest = evaluator.top(times.rows, top, threads=workers, stop=some, below_s=below_s)
         new = times.schedule(evaluator.strategies_of(fastest.plans))
+        if stop is None and len(fastest.plans) == top:
+            below_s = min(below_s, evaluator.slowest_s(fastest.plans, times.rows))
         if some.ended:
             continue
         if not new or fastest.open_s < float("inf"):  # found, or stopped

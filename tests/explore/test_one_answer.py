@@ -44,9 +44,9 @@ def test_a_search_of_few_chips_is_proven(seed):
 
 
 def test_schedules_that_stay_unproven_leave_a_gap_and_no_false_bound(monkeypatch):
-    proven = few_chips(170)
+    proven = few_chips(224)
     monkeypatch.setattr(CandidateTable, "prove", lambda *_: None)
-    open_ = few_chips(170)
+    open_ = few_chips(224)
     assert open_.status == "feasible"
     assert open_.winners[0].score == proven.winners[0].score
     assert 0.0 < open_.bound < proven.bound

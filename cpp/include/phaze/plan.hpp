@@ -349,8 +349,8 @@ struct PlacedPlan {
 // Counts of layouts by outcome.
 struct SettledLayouts {
   std::int64_t solved;  // exactly; all others are settled by their bounds
-  std::int64_t empty;   // of those, layouts without a partition that fits and respects
-                        // the ties between layers
+  std::int64_t empty;   // layouts without a partition that fits and respects the ties between
+                        // layers, by their bounds or solved
   double open_s;        // least bound of the layouts left open, whole or in part; infinite if none
 };
 
@@ -445,10 +445,11 @@ class PlanSpace {
                              std::span<const double> below_s, std::span<PlacedPlan> plans) const;
 
   // The fastest `top` plans over several strategies on one chip, distinct apart from rank order;
-  // fastest first.
+  // fastest first. None takes more than `below_s`.
   std::vector<PlacedPlan> top_plans(std::span<const KindTimes> times, std::size_t memory_limit,
                                     std::size_t top, int threads, SettledLayouts* settled,
-                                    const AskedToStop& stop = {}) const;
+                                    const AskedToStop& stop = {},
+                                    double below_s = std::numeric_limits<double>::infinity()) const;
 
   // The plans, among the fastest of all layouts, that are non-dominated in time and memory and take
   // at most `most_s`; fastest first.

@@ -175,9 +175,9 @@ void PlanSpace::best_of_memory_limits(std::int32_t strategy, const KindTimes& ti
 
 std::vector<PlacedPlan> PlanSpace::top_plans(std::span<const KindTimes> times,
                                              std::size_t memory_limit, std::size_t top, int threads,
-                                             SettledLayouts* settled,
-                                             const AskedToStop& stop) const {
-  return phaze::top_plans(*impl_, times, memory_limit, top, threads, settled, stop);
+                                             SettledLayouts* settled, const AskedToStop& stop,
+                                             double below_s) const {
+  return phaze::top_plans(*impl_, times, memory_limit, top, threads, settled, stop, below_s);
 }
 
 std::vector<PlacedPlan> PlanSpace::front(std::span<const KindTimes> times, std::size_t memory_limit,
@@ -189,7 +189,7 @@ std::vector<PlacedPlan> PlanSpace::front(std::span<const KindTimes> times, std::
 double PlanSpace::layout_bound_s(std::size_t layout, const KindTimes& least,
                                  std::size_t memory_limit) const {
   const StepTotals totals = totals_of(*impl_, impl_->layouts[layout].record.strategy, least);
-  return bound_of_layout(*impl_, layout, memory_limit, totals, least.hbm_bytes_per_s, kInfinite);
+  return bound_of_layout(*impl_, layout, memory_limit, totals, least, kInfinite);
 }
 
 double PlanSpace::strategy_bound_s(std::int32_t strategy, const KindTimes& least,
@@ -201,9 +201,8 @@ double PlanSpace::strategy_bound_s(std::int32_t strategy, const KindTimes& least
   const std::vector<BoundLine>& lines = impl_->bounds.fitting_lines[list];
   const double work_s = line_work_s(*impl_, totals);
   const auto look_at = [&](std::size_t k) {
-    const double hbm = least.hbm_bytes_per_s;
     lowest = std::min(lowest,
-                      bound_of_layout(*impl_, at(layouts[k]), memory_limit, totals, hbm, lowest));
+                      bound_of_layout(*impl_, at(layouts[k]), memory_limit, totals, least, lowest));
   };
   const auto first =
       std::min_element(lines.begin(), lines.end(), [&](const BoundLine& a, const BoundLine& b) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/numbers.hpp"
+#include "plan/pipeline_clock.hpp"
 #include "plan/plan_space.hpp"
 
 namespace phaze {
@@ -33,12 +34,38 @@ int PlanSpaceImpl::plain_variant(int strategy) const noexcept {
   return plain;
 }
 
-// The number of blocks that fit into a stage of a layout, for the smallest kind of block. Here the
+// The kinds of the largest blocks for which count times parameters is largest.
+CountedBlocks PlanSpaceImpl::counted_blocks(int strategy) const {
+  CountedBlocks best{0.0, blocks};
+  double most = -1.0;
+  for (int k = 0; k < kinds; ++k) {
+    if (block_count[at(k)] == 0) continue;
+    CountedBlocks own{size_of(strategy, k).parameters, 0};
+    for (int other = 0; other < kinds; ++other) {
+      if (size_of(strategy, other).parameters >= own.parameters)
+        own.count += block_count[at(other)];
+    }
+    const double all = own.count * own.parameters;
+    if (all < most || (all == most && own.count <= best.count)) continue;
+    most = all;
+    best = own;
+  }
+  return best;
+}
+
+// Blocks of a stage at most.
+double PlanSpaceImpl::most_blocks(const LayoutRecord& layout) const noexcept {
+  if (searches_partitions(layout)) return blocks;
+  const int ends = (first_block > 0 ? 1 : 0) + (layers > last_block ? 1 : 0);
+  return layout.vpp * std::ceil(static_cast<double>(blocks + ends) / places_of(layout));
+}
+
+// The number of blocks that fit into a stage of a layout, for the smallest counted kind. Here the
 // plain variant is number 0, and the first variant of the strategy has its number.
 class BlockCapacity {
  public:
   BlockCapacity(const PlanSpaceImpl& space, const PricedLayout& layout, double usable_bytes)
-      : blocks_(space.blocks), some_blocks_(space.some_blocks) {
+      : blocks_(space.counted[at(layout.record.strategy)].count), some_blocks_(space.some_blocks) {
     const LayoutCosts& costs = space.layout_costs[at(layout.costs)];
     const int strategy = layout.record.strategy;
     variants_ = space.strategies[at(strategy)].variants;
@@ -57,7 +84,7 @@ class BlockCapacity {
       for (int v = 0; v < variants_; ++v) {
         first_stash_[v] += space.first_count[at(k)] * lost * size.stash_bytes[given(v)];
       }
-      if (space.block_count[at(k)] == 0) continue;
+      if (!space.counts(strategy, k)) continue;
       alike_ = space.block_count[at(k)] == space.blocks && space.training.late_gradients == 0 &&
                size.layer_peaks == 0;
       resident_ = std::min(resident_, costs.resident_bytes[at(k)]);
@@ -77,6 +104,7 @@ class BlockCapacity {
   }
 
   int variants() const noexcept { return variants_; }
+  int counted() const noexcept { return blocks_; }
 
   // Blocks that fit in addition to embedding and head; minus infinity if those do not fit.
   double blocks(int v, double in_flight, bool first, bool last) const noexcept {
@@ -189,7 +217,7 @@ double least_memory(const PlanSpaceImpl& space, const PricedLayout& layout, doub
                     double most) {
   const BlockCapacity capacity(space, layout, usable_bytes);
   const LayoutRecord& l = layout.record;
-  const double least = std::max(0.0, space.blocks - (l.pp - 1) * most);
+  const double least = std::max(0.0, capacity.counted() - (l.pp - 1) * most);
   const auto bytes = [&](int stage, bool first, bool last) {
     const double in_flight =
         micro_batches_in_flight(schedule_of(l), l.pp, stage, l.micro_batches, l.vpp);
@@ -198,14 +226,14 @@ double least_memory(const PlanSpaceImpl& space, const PricedLayout& layout, doub
   if (l.pp == 1) return bytes(0, true, true) * kSure;
   const double in_flight = micro_batches_in_flight(schedule_of(l), l.pp, 0, l.micro_batches, l.vpp);
   return std::max({bytes(0, true, false), bytes(l.pp - 1, false, true),
-                   capacity.even_bytes(layout.bound.whole, most, in_flight)}) *
+                   capacity.even_bytes(std::ceil(static_cast<double>(capacity.counted()) / l.pp),
+                                       most, in_flight)}) *
          kSure;
 }
 
 namespace {
 
-bool all_held(const PlanSpaceImpl& space, const LayoutRecord& l, const BlockCapacity& capacity,
-              double bytes) {
+bool all_held(const LayoutRecord& l, const BlockCapacity& capacity, double bytes) {
   double held = 0.0;
   double in_flight = -1.0;
   double own = 0.0;
@@ -214,7 +242,7 @@ bool all_held(const PlanSpaceImpl& space, const LayoutRecord& l, const BlockCapa
     if (now != in_flight) own = capacity.blocks_within(bytes, now);
     in_flight = now;
     held += own;
-    if (held >= space.blocks) return true;
+    if (held >= capacity.counted()) return true;
   }
   return false;
 }
@@ -223,8 +251,7 @@ bool all_held(const PlanSpaceImpl& space, const LayoutRecord& l, const BlockCapa
 
 bool holds_all(const PlanSpaceImpl& space, const PricedLayout& layout, double usable_bytes,
                double bytes) {
-  return all_held(space, layout.record, BlockCapacity(space, layout, usable_bytes),
-                  bytes * kRoundedUp);
+  return all_held(layout.record, BlockCapacity(space, layout, usable_bytes), bytes * kRoundedUp);
 }
 
 // The least memory limit with which all stages together, each with the recomputation it needs, hold
@@ -235,7 +262,7 @@ double least_memory_of_all(const PlanSpaceImpl& space, const PricedLayout& layou
   double high = usable_bytes;
   for (int step = 0; step < 8; ++step) {
     const double middle = 0.5 * (low + high);
-    (all_held(space, layout.record, capacity, middle) ? high : low) = middle;
+    (all_held(layout.record, capacity, middle) ? high : low) = middle;
   }
   return low * kSure;
 }
@@ -319,7 +346,7 @@ class InterleavedStages {
         capacities_(capacities),
         totals_(t),
         held_(held),
-        blocks_(space.blocks),
+        blocks_(space.counted[at(layout.record.strategy)].count),
         chunk_(layout.bound.chunk),
         wrap_s_((layout.record.vpp - 1.0) *
                 (layout.record.pp == 2 ? message_s_[1] : layout.wrap_s)) {}
@@ -340,7 +367,7 @@ class InterleavedStages {
       if (last) load_s -= totals_.last_s + wrap_s_;
       if (load_s < 0.0) return false;
       const std::size_t place = at(layout_.pp - 1 - k);
-      sum += held_(load_s / totals_.block_s * kLoose, capacities_.plain[place],
+      sum += held_(load_s / totals_.counted_s * kLoose, capacities_.plain[place],
                    capacities_.smallest[place]);
       before_s += enters_s + leaves_s;
     }
@@ -461,20 +488,22 @@ StageCapacities PlanSpaceImpl::capacities_of(const PricedLayout& layout,
   const int count =
       shared ? static_cast<int>(layout_costs[at(layout.costs)].message_s.size()) : l.pp;
   StageCapacities found;
+  const double most = most_blocks(l);
   double plain_sum = 0.0;
   double best_sum = 0.0;
   for (int s = 1; s <= count; ++s) {
     const double in_flight =
         micro_batches_in_flight(schedule_of(l), count, count - s, l.micro_batches, l.vpp);
-    const double plain = std::max(0.0, capacity.plain(in_flight, false, false));
+    const double plain = std::clamp(capacity.plain(in_flight, false, false), 0.0, most);
     double smallest = 0.0;
     for (int v = 1; v < capacity.variants(); ++v) {
       smallest = std::max(smallest, capacity.blocks(v, in_flight, false, false));
     }
+    smallest = std::min(smallest, most);
     found.plain.push_back(plain);
     found.smallest.push_back(smallest);
     found.plain_sum.push_back(plain_sum += plain);
-    found.best_sum.push_back(best_sum += std::max(plain, smallest));
+    found.best_sum.push_back(best_sum += std::max(std::floor(plain), smallest));
   }
   return found;
 }
@@ -495,11 +524,16 @@ double PlanSpaceImpl::recomputed_blocks(const PricedLayout& layout, const StageC
            capacity.plain(in_flight(1), false, true) + stage.plain_sum[at(l.pp) - 2] -
            stage.plain_sum[0];
   }
-  return std::max(0.0, blocks - std::max(0.0, held));
+  return std::max(0.0, capacity.counted() - std::max(0.0, held));
 }
 
 void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
   bounds.layout_fits.assign(layouts.size() * bounds.memory_limits.size(), {});
+  bounds.without_plan.assign(bounds.memory_limits.size(), 0);
+  counted.clear();
+  for (std::size_t s = 0; s < strategies.size(); ++s) {
+    counted.push_back(counted_blocks(static_cast<int>(s)));
+  }
   std::vector<std::vector<BoundLine>> found(strategies.size() * bounds.memory_limits.size());
   std::vector<BoundLine> row_lines(layouts.size(), BoundLine{0.0, 0.0});
   bounds.fitting.assign(found.size(), {});
@@ -536,6 +570,10 @@ void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
         bounds.stage_capacities.push_back(capacities_of(layout, *capacity));
       }
       const StageCapacities& own = bounds.stage_capacities[at(at_key->second)];
+      if (own.best_sum[at(l.pp) - 1] < capacity->counted()) {
+        ++bounds.without_plan[c];
+        continue;
+      }
       bounds.layout_fits[r * bounds.memory_limits.size() + c] = {
           at_key->second, recomputed_blocks(layout, own, *capacity)};
       const LayoutBound& b = layout.bound;
@@ -565,51 +603,68 @@ void PlanSpaceImpl::keep_lines(std::vector<std::vector<BoundLine>> found,
   for (std::vector<BoundLine>& own : found) bounds.lines.push_back(lowest_lines(std::move(own)));
 }
 
-StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& times) noexcept {
-  StepTotals t{0.0, 0.0, kInfinite, kInfinite, 0.0, 0.0, 0.0, 0.0, true};
+StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& times,
+                     const LayoutCosts* costs) noexcept {
+  StepTotals t{0.0, 0.0, kInfinite, kInfinite, kInfinite, 0.0, 0.0, 0.0, 0.0, true};
   const int variants = space.strategies[at(strategy)].variants;
   const int plain = space.plain_variant(strategy);
   double byte_s = kInfinite;  // to save a byte by recomputation
   double least_stash = kInfinite;
   for (int k = 0; k < space.kinds; ++k) {
-    const double both = times.forward_s[k] + times.plain_s[k];
+    double fetch_s = 0.0;
+    double exchange_s = 0.0;  // of backward passes
+    if (costs != nullptr) {
+      // The last layer may have a copy of a tied embedding, or not.
+      const std::size_t last = at(k == space.order.back() ? space.kinds : k);
+      fetch_s = std::min(costs->fetch_s[at(k)], costs->fetch_s[last]);
+      exchange_s = std::min(costs->fetch_s[at(k)] + costs->each_s[at(k)],
+                            costs->fetch_s[last] + costs->each_s[last]);
+    }
+    const auto with = [&](double own_s, double beside_s) {
+      return overlapped_s(own_s, beside_s, space.training.contention);
+    };
+    const auto backward_s = [&](int v) {
+      return with(times.backward_s[at(v) * at(space.kinds) + at(k)], exchange_s);
+    };
+    const double plain_s = with(times.plain_s[k], exchange_s);
+    const double both = with(times.forward_s[k], fetch_s) + plain_s;
     const int first = space.first_count[at(k)];
     const int last = space.last_count[at(k)];
     const int count = space.block_count[at(k)];
     t.work_s += (first + count + last) * both;
-    t.backward_s += (first + count + last) * times.plain_s[k];
+    t.backward_s += (first + count + last) * plain_s;
     t.first_s += first * both;
     t.last_s += last * both;
     if (count == 0) continue;
+    const bool counts = space.counts(strategy, k);
     t.block_s = std::min(t.block_s, both);
-    t.blocks_backward_s += count * times.plain_s[k];
-    if (both > 0.0) t.backward_share = std::max(t.backward_share, times.plain_s[k] / both);
+    if (counts) t.counted_s = std::min(t.counted_s, both);
+    t.blocks_backward_s += count * plain_s;
+    if (both > 0.0) t.backward_share = std::max(t.backward_share, plain_s / both);
     const LayerKindRecord& size = space.size_of(strategy, k);
-    least_stash = std::min(least_stash, size.stash_bytes[plain]);
-    const auto backward_s = [&](int v) {
-      return times.backward_s[at(v) * at(space.kinds) + at(k)];
-    };
+    if (counts) least_stash = std::min(least_stash, size.stash_bytes[plain]);
     for (int v = 0; v < variants; ++v) {
       if (v == plain) continue;
       const double more_s = backward_s(v) - backward_s(plain);
       t.plain_is_fastest = t.plain_is_fastest && more_s >= 0.0;
-      t.again_s = std::min(t.again_s, backward_s(v) - times.plain_s[k]);
+      if (!counts) continue;
+      t.again_s = std::min(t.again_s, backward_s(v) - plain_s);
       const double saved = size.stash_bytes[plain] - size.stash_bytes[v];
       if (saved > 0.0) byte_s = std::min(byte_s, std::max(0.0, more_s) / saved);
     }
   }
   if (space.some_blocks) t.again_s = byte_s * least_stash;
-  if (!std::isfinite(t.block_s)) t.block_s = 0.0;
-  if (!std::isfinite(t.again_s)) t.again_s = 0.0;
+  for (double* const seconds : {&t.block_s, &t.counted_s, &t.again_s}) {
+    if (!std::isfinite(*seconds)) *seconds = 0.0;
+  }
   return t;
 }
 
-double bound_of_layout(const PlanSpaceImpl& space, std::size_t r, std::size_t memory_limit,
-                       const StepTotals& t, double hbm_bytes_per_s, double enough_s,
-                       double* load_s) noexcept {
-  const LayoutFit& own =
-      space.bounds.layout_fits[r * space.bounds.memory_limits.size() + memory_limit];
-  if (own.capacities < 0) return kInfinite;
+namespace {
+
+double bound_with(const PlanSpaceImpl& space, std::size_t r, const LayoutFit& own,
+                  const StepTotals& t, double hbm_bytes_per_s, double enough_s,
+                  double* load_s) noexcept {
   const PricedLayout& layout = space.layouts[r];
   const LayoutBound& b = layout.bound;
   const double p = layout.record.pp;
@@ -638,17 +693,18 @@ double bound_of_layout(const PlanSpaceImpl& space, std::size_t r, std::size_t me
     load = std::max(load, load_with_ends(b, t));
   }
   const StageCapacities& capacities = space.bounds.stage_capacities[at(own.capacities)];
-  const double r_share = (t.block_s > 0.0 ? std::max(0.0, t.again_s / t.block_s) : 0.0) * kSure;
+  const double r_share = (t.counted_s > 0.0 ? std::max(0.0, t.again_s / t.counted_s) : 0.0) * kSure;
+  const int counted = space.counted[at(layout.record.strategy)].count;
   bool above = false;  // whether the bound is above `enough_s`, regardless of other terms
   const auto hold_blocks = [&](const auto& held) {
-    if (b.chunk > 0.0 && layout.record.pp > 1 && t.block_s > 0.0) {
+    if (b.chunk > 0.0 && layout.record.pp > 1 && t.counted_s > 0.0) {
       const InterleavedStages stages(space, layout, capacities, t, held);
       above = !stages.through(enough_s - after);
       if (above) return;
       filled = stages.least_s(filled);
     }
-    const double longest = longest_stage(capacities, layout.record.pp, space.blocks, held);
-    load = std::max(load, longest * t.block_s * kSure);
+    const double longest = longest_stage(capacities, layout.record.pp, counted, held);
+    load = std::max(load, longest * t.counted_s * kSure);
   };
   if (space.blocks > 0 && !bidirectional(layout.record)) {  // two devices have half of each load
     space.some_blocks ? hold_blocks(SomeBlocks{r_share}) : hold_blocks(WholeStages{r_share});
@@ -662,6 +718,26 @@ double bound_of_layout(const PlanSpaceImpl& space, std::size_t r, std::size_t me
   const double exposed = t.work_s - t.backward_s + less + b.sync_s +
                          (layout.record.pp == 1 ? step_s : 0.0) + layout.exchange_s;
   return std::max({filled + after, passes(load, b.works, m) + after, exposed}) * kSure;
+}
+
+}  // namespace
+
+double bound_of_layout(const PlanSpaceImpl& space, std::size_t r, std::size_t memory_limit,
+                       const StepTotals& totals, const KindTimes& times, double enough_s,
+                       double* load_s) noexcept {
+  const LayoutFit& own =
+      space.bounds.layout_fits[r * space.bounds.memory_limits.size() + memory_limit];
+  if (own.capacities < 0) return kInfinite;
+  const PricedLayout& layout = space.layouts[r];
+  const bool exchanges = layout.record.zero >= 2;  // during the passes
+  const auto bound_s = [&](const StepTotals& t, double enough, double* load) {
+    return bound_with(space, r, own, t, times.hbm_bytes_per_s, enough, load);
+  };
+  if (!exchanges) return bound_s(totals, enough_s, load_s);
+  const double quick_s = bound_s(totals, -kInfinite, nullptr);
+  if (quick_s > enough_s) return quick_s;
+  const LayoutCosts& costs = space.layout_costs[at(layout.costs)];
+  return bound_s(totals_of(space, layout.record.strategy, times, &costs), enough_s, load_s);
 }
 
 }  // namespace phaze

@@ -13,7 +13,9 @@
 namespace phaze {
 namespace {
 
-constexpr std::size_t kWave = 32;  // layouts solved at once, for any thread count
+// Layouts solved at once, for any thread count; of the first, which no plan limits, fewer.
+constexpr std::size_t kWave = 32;
+constexpr std::size_t kFirstWave = 8;
 
 struct Candidate {
   double bound_s;
@@ -67,10 +69,12 @@ Kind kind_of(const PlanSpaceImpl& space, const LayoutRecord& l) noexcept {
 // The times of the fastest plans found so far, one of each kind.
 class Fastest {
  public:
-  explicit Fastest(std::size_t top) : top_(top) {}
+  Fastest(std::size_t top, double below_s) : top_(top), below_s_(below_s) {}
 
-  // The time below which a plan is among the `top` fastest.
-  double limit_s() const { return times_.size() < top_ ? kInfinite : times_[top_ - 1]; }
+  // The time below which a plan is among the `top` fastest, and wanted.
+  double limit_s() const {
+    return times_.size() < top_ ? below_s_ : std::min(below_s_, times_[top_ - 1]);
+  }
 
   void add(double time_s, const Kind& kind) {
     const auto [known, fresh] = best_.try_emplace(kind, time_s);
@@ -84,6 +88,7 @@ class Fastest {
 
  private:
   std::size_t top_;
+  double below_s_;
   std::map<Kind, double> best_;
   std::vector<double> times_;  // of those, rising
 };
@@ -186,8 +191,8 @@ class Layouts {
       totals_.push_back(totals_of(space, static_cast<int>(s), times[s]));
       for (const std::int64_t r :
            space.bounds.fitting[s * space.bounds.memory_limits.size() + memory_limit]) {
-        const double bound_s = bound_of_layout(space, at(r), memory_limit, totals_[s],
-                                               times[s].hbm_bytes_per_s, -kInfinite, nullptr);
+        const double bound_s =
+            bound_of_layout(space, at(r), memory_limit, totals_[s], times[s], -kInfinite, nullptr);
         if (bound_s < kInfinite) queue_.add(bound_s, r);
       }
     }
@@ -200,7 +205,7 @@ class Layouts {
   template <typename Limit, typename Offer>
   SettledLayouts settle(int threads, const Limit& limit, const Offer& offer,
                         const AskedToStop& stop = {}) {
-    SettledLayouts settled{0, 0, kInfinite};
+    SettledLayouts settled{0, space_.bounds.without_plan[memory_limit_], kInfinite};
     double best_s = kInfinite;
     std::vector<Candidate> partly;
     const auto offer_best = [&](PlacedPlan plan) {
@@ -217,7 +222,8 @@ class Layouts {
       }
       wave.clear();
       below.clear();
-      while (!queue_.empty() && wave.size() < kWave) {
+      const std::size_t most = settled.solved < kWave ? kFirstWave : kWave;
+      while (!queue_.empty() && wave.size() < most) {
         Candidate own = queue_.take();
         const double most_s = limit(own, totals_[strategy_of(own)]);
         if (own.bound_s > most_s) continue;
@@ -287,8 +293,8 @@ class Layouts {
 
   double sharper(Candidate* own) const {
     const std::size_t s = strategy_of(*own);
-    return bound_of_layout(space_, at(own->layout), memory_limit_, totals_[s],
-                           times_[s].hbm_bytes_per_s, kInfinite, &own->load_s);
+    return bound_of_layout(space_, at(own->layout), memory_limit_, totals_[s], times_[s], kInfinite,
+                           &own->load_s);
   }
 
   const PlanSpaceImpl& space_;
@@ -308,8 +314,7 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
   double limit = below_s;
   std::vector<Candidate> partly;  // layouts that are solved in part
   const auto bound_s = [&](std::int64_t r, double enough_s, double* load_s) {
-    return bound_of_layout(space, at(r), memory_limit, totals, times.hbm_bytes_per_s, enough_s,
-                           load_s);
+    return bound_of_layout(space, at(r), memory_limit, totals, least, enough_s, load_s);
   };
   CandidateQueue queue;
   const std::size_t list = at(strategy) * space.bounds.memory_limits.size() + memory_limit;
@@ -357,9 +362,10 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
 
 std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const KindTimes> times,
                                   std::size_t memory_limit, std::size_t top, int threads,
-                                  SettledLayouts* settled, const AskedToStop& stop) {
+                                  SettledLayouts* settled, const AskedToStop& stop,
+                                  double below_s) {
   Layouts layouts(space, times, memory_limit);
-  Fastest fastest(top);
+  Fastest fastest(top, below_s);
   const auto kind = [&](const PlacedPlan& plan) {
     return kind_of(space, space.layouts[at(plan.layout)].record);
   };

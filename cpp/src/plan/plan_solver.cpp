@@ -1250,10 +1250,7 @@ PlacedPlan PlanSolver::best(const PlanSpaceImpl& space, std::size_t layout, cons
   on_.sums.find_work();
   recompute_.restart(usable_bytes);
   if (on_.stages > space.layers) return best;
-  const bool searched = on_.record().vpp == 1 &&
-                        (on_.stages == 1 || (on_.zero_bubble && on_.micro_batches >= on_.stages) ||
-                         on_.schedule() == PipelineSchedule::kOneForwardOneBackward);
-  if (searched) {
+  if (searches_partitions(on_.record())) {
     partitions_.run(usable_bytes, below_s, load_s, &best);
   } else {
     assignments_.run(below_s, work, &best);

@@ -567,7 +567,7 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
                             std::size_t memory_limit, double below_s, PlanSolver* solver);
 std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const KindTimes> times,
                                   std::size_t memory_limit, std::size_t top, int threads,
-                                  SettledLayouts* settled, const AskedToStop& stop);
+                                  SettledLayouts* settled, const AskedToStop& stop, double below_s);
 std::vector<PlacedPlan> plan_front(const PlanSpaceImpl& space, std::span<const KindTimes> times,
                                    std::size_t memory_limit, double most_s, int threads,
                                    SettledLayouts* settled);

@@ -40,6 +40,15 @@ inline bool same_shape(const LayoutRecord& a, const LayoutRecord& b) noexcept {
          a.micro_batches == b.micro_batches;
 }
 
+// Whether all partitions of a layout are searched; those of others are assignments of layers to
+// chunks that differ by one layer at most.
+inline bool searches_partitions(const LayoutRecord& layout) noexcept {
+  const PipelineSchedule schedule = schedule_of(layout);
+  if (layout.vpp > 1) return false;
+  return layout.pp == 1 || schedule == PipelineSchedule::kOneForwardOneBackward ||
+         (schedule == PipelineSchedule::kZeroBubbleH1 && layout.micro_batches >= layout.pp);
+}
+
 // Passes of each chunk of a device in one step.
 inline double rounds_of(const LayoutRecord& layout) noexcept {
   return static_cast<double>(layout.micro_batches) * (bidirectional(layout) ? 0.5 : 1.0);
@@ -83,7 +92,7 @@ struct LayoutCosts {
 struct StageCapacities {
   std::vector<double> plain;     // in the plain variant
   std::vector<double> smallest;  // in the variant with the least memory, except the plain one
-  std::vector<double> plain_sum, best_sum;  // over the last s stages
+  std::vector<double> plain_sum, best_sum;  // over the last s stages; of whole blocks
 };
 
 // Coefficients of a layout's bound; docs/search.md has the proof of each.
@@ -98,6 +107,13 @@ struct LayoutBound {
   double sync_s;
   double whole;    // blocks of the longest stage, if all were equal
   double missing;  // empty places in that case, negated
+};
+
+// The blocks that bounds count: those with at least so many parameters. Of the blocks that differ,
+// few small ones are left out.
+struct CountedBlocks {
+  double parameters = 0.0;
+  int count = 0;
 };
 
 // One layout with one memory limit: whether it fits, and how much must be recomputed.
@@ -131,6 +147,7 @@ struct LayoutBounds {
   std::vector<double> memory_limits;  // usable bytes of a device
   std::vector<StageCapacities> stage_capacities;
   std::vector<LayoutFit> layout_fits;                 // [layout * limits + limit]
+  std::vector<std::int64_t> without_plan;             // by limit: marked layouts that do not fit
   std::vector<std::vector<BoundLine>> lines;          // by strategy and limit: the lowest ones
   std::vector<std::vector<std::int64_t>> fitting;     // the same: layouts that may fit, those with
                                                       // the least to pay for work first
@@ -205,6 +222,7 @@ class PlanSpaceImpl {
   // ---- strategies and layouts ----
   std::vector<StrategyRecord> strategies;
   std::vector<LayerKindRecord> sizes;  // [strategy][kind + 1]
+  std::vector<CountedBlocks> counted;  // by strategy
   std::vector<LayoutCosts> layout_costs;
   std::vector<PricedLayout> layouts;
 
@@ -215,6 +233,10 @@ class PlanSpaceImpl {
 
   const LayerKindRecord& size_of(int strategy, int kind) const noexcept {
     return sizes[at(strategy) * at(kinds + 1) + at(kind)];
+  }
+  bool counts(int strategy, int kind) const noexcept {
+    return block_count[at(kind)] > 0 &&
+           size_of(strategy, kind).parameters >= counted[at(strategy)].parameters;
   }
   // The kind at a position, in a plan with `stages` stages.
   int kind_at(int position, int stages) const noexcept {
@@ -251,6 +273,8 @@ class PlanSpaceImpl {
   double collective_s(int op, double bytes, std::int64_t ranks, std::int64_t stride,
                       std::int64_t outer, std::int64_t outer_stride, Status* status);
   void add_bounds(std::span<const std::uint8_t> fits);  // plan_bounds.cpp
+  CountedBlocks counted_blocks(int strategy) const;
+  double most_blocks(const LayoutRecord& layout) const noexcept;
   void keep_lines(std::vector<std::vector<BoundLine>> found, std::span<const BoundLine> row_lines);
   LayoutBound bound_of(const PricedLayout& layout) const;
   StageCapacities capacities_of(const PricedLayout& layout, const BlockCapacity& capacity) const;
@@ -277,6 +301,7 @@ struct StepTotals {
   double work_s;      // both passes of all layers, nothing recomputed
   double backward_s;  // the backward passes alone
   double block_s;     // both passes of the shortest block
+  double counted_s;   // both passes of the shortest one that is counted
   double again_s;     // the least that recomputing a block adds, or saving the bytes of one where
                       // some blocks may be recomputed alone; zero if that is impossible
   double first_s;     // both passes of the layers before all blocks
@@ -285,7 +310,9 @@ struct StepTotals {
   double backward_share;     // the largest share of a block's passes that is backward
   bool plain_is_fastest;     // no variant is faster than the plain one
 };
-StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& times) noexcept;
+// With the costs of a layout, including exchanges during passes.
+StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& times,
+                     const LayoutCosts* costs = nullptr) noexcept;
 
 // Work at which the lines of layouts are evaluated: recomputation counts only if its time is
 // negative, which arbitrary given times allow.
@@ -305,9 +332,10 @@ double least_memory_of_all(const PlanSpaceImpl& space, const PricedLayout& layou
                            double usable_bytes, double low);
 
 // Lower bound on every plan of a layout; a cheaper, weaker value if that is above `enough_s`.
-// `load_s`, if given, is a known lower bound on the load of some stage.
+// `totals` are those of `times` under the layout's strategy. `load_s`, if given, is a known lower
+// bound on the load of some stage.
 double bound_of_layout(const PlanSpaceImpl& space, std::size_t layout, std::size_t memory_limit,
-                       const StepTotals& totals, double hbm_bytes_per_s, double enough_s,
+                       const StepTotals& totals, const KindTimes& times, double enough_s,
                        double* load_s = nullptr) noexcept;
 
 }  // namespace phaze
