@@ -55,10 +55,8 @@ ESTIMATE_COLUMNS = tuple(
     for column in _core.ESTIMATE_DTYPE[name].names or (name,)
     if name != "unused"
 )  # as the kernel writes them
-_ROUNDED_DOWN, _ROUNDED_UP = (
-    1.0 - 1e-9,
-    1.0 + 1e-9,
-)  # sums in another order differ in their last digits
+# Sums in another order differ in their last digits.
+_ROUNDED_DOWN, _ROUNDED_UP = 1.0 - 1e-9, 1.0 + 1e-9
 _OF_STRATEGY = (
     *("tp", "cp", "cp_kind", "ep", "etp", "dispatcher", "expert_overlap", "overlap_experts"),
     *("micro_batch", "offload_optimizer"),

@@ -13,9 +13,7 @@
 namespace phaze {
 namespace {
 
-// Layouts solved at once, for any thread count; of the first, which no plan limits, fewer.
-constexpr std::size_t kWave = 32;
-constexpr std::size_t kFirstWave = 8;
+constexpr std::size_t kWave = 32;  // layouts solved at once, for any thread count
 
 struct Candidate {
   double bound_s;
@@ -222,8 +220,7 @@ class Layouts {
       }
       wave.clear();
       below.clear();
-      const std::size_t most = settled.solved < kWave ? kFirstWave : kWave;
-      while (!queue_.empty() && wave.size() < most) {
+      while (!queue_.empty() && wave.size() < kWave) {
         Candidate own = queue_.take();
         const double most_s = limit(own, totals_[strategy_of(own)]);
         if (own.bound_s > most_s) continue;
