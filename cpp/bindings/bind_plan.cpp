@@ -309,12 +309,17 @@ class PyPlanSpace {
     std::vector<PlacedPlan> plans(limits.size());
     {
       const py::gil_scoped_release release;
-      parallel_for(timed.rows(), workers, 1, [&](std::size_t begin, std::size_t end) {
-        for (std::size_t chip = begin; chip < end; ++chip) {
+      constexpr std::size_t kBlock = 16;  // chips that start from each other's plans
+      const std::size_t blocks = (timed.rows() + kBlock - 1) / kBlock;
+      parallel_for(blocks, workers, 1, [&](std::size_t begin, std::size_t end) {
+        std::vector<PlacedPlan> others;
+        for (std::size_t chip = begin * kBlock; chip < std::min(end * kBlock, timed.rows());
+             ++chip) {
+          if (chip % kBlock == 0) others.clear();
           const std::size_t first = chip * memory_limits;
           space_.best_of_memory_limits(strategy, timed[chip], floor[chip],
                                        limits.subspan(first, memory_limits),
-                                       std::span(plans).subspan(first, memory_limits));
+                                       std::span(plans).subspan(first, memory_limits), &others);
         }
       });
     }

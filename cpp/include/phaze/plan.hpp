@@ -335,6 +335,8 @@ struct StageEstimate {
 struct Partition {
   std::vector<std::int32_t> cuts;
   std::vector<std::int32_t> variants;
+
+  bool operator==(const Partition&) const = default;
 };
 
 struct PlacedPlan {
@@ -441,8 +443,11 @@ class PlanSpace {
                               std::size_t memory_limit, double below_s) const;
 
   // The same for every memory limit, each with its own time limit (minus infinity: skip it).
+  // `others` are plans of the strategy on other chips: their times on this one limit the search,
+  // and the plans found are added to them.
   void best_of_memory_limits(std::int32_t strategy, const KindTimes& times, const KindTimes& least,
-                             std::span<const double> below_s, std::span<PlacedPlan> plans) const;
+                             std::span<const double> below_s, std::span<PlacedPlan> plans,
+                             std::vector<PlacedPlan>* others = nullptr) const;
 
   // The fastest `top` plans over several strategies on one chip, distinct apart from rank order;
   // fastest first.

@@ -6,6 +6,14 @@
 #include "plan/plan_solver.hpp"
 
 namespace phaze {
+namespace {
+
+// Beyond the time of a known plan, so that plans which are as fast are searched for in any case.
+constexpr double kNoTie = 1.0 + 1e-9;
+constexpr std::size_t kMostOthers = 4;
+
+}  // namespace
+
 PlanSpaceImpl::PlanSpaceImpl() : solvers(std::make_unique<SolverPool>()) {}
 PlanSpaceImpl::~PlanSpaceImpl() = default;
 
@@ -155,7 +163,8 @@ PlacedPlan PlanSpace::best_of_strategy(std::int32_t strategy, const KindTimes& t
 
 void PlanSpace::best_of_memory_limits(std::int32_t strategy, const KindTimes& times,
                                       const KindTimes& least, std::span<const double> below_s,
-                                      std::span<PlacedPlan> plans) const {
+                                      std::span<PlacedPlan> plans,
+                                      std::vector<PlacedPlan>* others) const {
   PlayedSteps played;
   const SolverPool::Lease solver = impl_->solvers->lend(&played);
   const PlacedPlan* larger_limit = nullptr;  // the best plan with the next larger memory limit
@@ -165,11 +174,31 @@ void PlanSpace::best_of_memory_limits(std::int32_t strategy, const KindTimes& ti
     // The best plan with more memory is also best here, if it fits.
     if (larger_limit != nullptr && larger_limit->memory_bytes <= impl_->bounds.memory_limits[c]) {
       plans[c] = *larger_limit;
-    } else {
-      plans[c] =
-          phaze::best_of_strategy(*impl_, strategy, times, least, c, below_s[c], solver.get());
+      continue;
     }
-    if (plans[c].time_s < kInfinite) larger_limit = &plans[c];
+    const auto best = [&](double most_s) {
+      return phaze::best_of_strategy(*impl_, strategy, times, least, c, most_s, solver.get());
+    };
+    double most_s = below_s[c];
+    for (std::size_t k = 0; others != nullptr && k < others->size(); ++k) {
+      const PlacedPlan& other = (*others)[k];
+      if (other.memory_bytes > impl_->bounds.memory_limits[c]) continue;
+      if (layout_bound_s(at(other.layout), least, c) > most_s) continue;
+      solver.get()->start(*impl_, at(other.layout), times);
+      most_s = std::min(most_s, solver.get()->step().time_s(other.partition) * kNoTie);
+    }
+    plans[c] = best(most_s);
+    // What a limit of work leaves unexamined does not depend on other chips.
+    const bool sure = plans[c].time_s < kInfinite && plans[c].open_s == kInfinite;
+    if (most_s < below_s[c] && !sure) plans[c] = best(below_s[c]);
+    if (plans[c].time_s == kInfinite) continue;
+    larger_limit = &plans[c];
+    if (others == nullptr) continue;
+    std::erase_if(*others, [&](const PlacedPlan& other) {
+      return other.layout == plans[c].layout && other.partition == plans[c].partition;
+    });
+    others->insert(others->begin(), plans[c]);
+    if (others->size() > kMostOthers) others->pop_back();
   }
 }
 
@@ -205,11 +234,14 @@ double PlanSpace::strategy_bound_s(std::int32_t strategy, const KindTimes& least
     lowest = std::min(lowest,
                       bound_of_layout(*impl_, at(layouts[k]), memory_limit, totals, hbm, lowest));
   };
-  const auto first =
-      std::min_element(lines.begin(), lines.end(), [&](const BoundLine& a, const BoundLine& b) {
-        return a.least_s(work_s) < b.least_s(work_s);
-      });
-  if (first != lines.end()) look_at(at(first - lines.begin()));
+  std::size_t first = 0;
+  double least_s = kInfinite;
+  for (std::size_t k = 0; k < lines.size(); ++k) {
+    const double own_s = lines[k].least_s(work_s);
+    if (own_s < least_s) first = k;
+    least_s = std::min(least_s, own_s);
+  }
+  if (!lines.empty()) look_at(first);
   for (std::size_t k = 0; k < layouts.size(); ++k) {
     if (!(lines[k].least_s(work_s) > lowest)) look_at(k);
   }

@@ -22,6 +22,7 @@ void times_may_change_between_calls(unsigned seed) {
   CHECK(built(c) == Status::kOk);
   const std::vector<KindTimes> all{c.times()};
   const std::vector<double> below{kInfinite};
+  std::vector<PlacedPlan> others;
   for (int round = 0; round < 3; ++round) {
     c.scale(1.0 + 0.5 * round);
     double best = kInfinite;
@@ -31,6 +32,11 @@ void times_may_change_between_calls(unsigned seed) {
     std::vector<PlacedPlan> plans(1);
     c.space.best_of_memory_limits(0, all[0], all[0], below, plans);
     CHECK(plans[0].time_s == best);
+    const PlacedPlan alone = plans[0];
+    c.space.best_of_memory_limits(0, all[0], all[0], below, plans, &others);
+    CHECK(plans[0].time_s == best && plans[0].layout == alone.layout);
+    CHECK(plans[0].partition == alone.partition && plans[0].open_s == alone.open_s);
+    CHECK(others.empty() == (best == kInfinite));
     SettledLayouts settled{};
     const auto top = c.space.top_plans(all, 0, 1, 1, &settled);
     CHECK(top.empty() ? best == kInfinite : top[0].time_s == best);
