@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -34,6 +35,7 @@ STEPS = ("roofline", "mapped", "schedule_bound", "scheduled", "placed")
 
 _UNITS_OF_TYPE = ((0, 2), (1, 2))
 """Operator units that occupy tensor cores, and vector cores: that type alone, or both."""
+_ROUNDED_DOWN = 1.0 - 1e-12
 _BEYOND_LIMIT = 1.03
 """How far beyond a limit lower bounds of layers are raised, so that rounding does not matter."""
 
@@ -205,10 +207,45 @@ def _longest_path(graph: OpGraph, seconds: Array) -> Array:
     return longest
 
 
+@lru_cache(maxsize=1024)
+def _most_at_once(indptr: bytes, indices: bytes) -> Array:
+    """Most operators that can run at a time at which each operator does, by Dilworth's theorem."""
+    begins, ends = np.frombuffer(indptr, np.int32), np.frombuffer(indices, np.int32).tolist()
+    after: list[set[int]] = [set() for _ in begins[1:]]
+    for i in reversed(range(len(after))):
+        for j in ends[begins[i] : begins[i + 1]]:
+            after[i] |= {j} | after[j]
+    most = []
+    for i in range(len(after)):
+        others = {j for j in range(len(after)) if j not in after[i] and i not in after[j]}
+        before: dict[int, int] = {}  # of two operators in a chain, the earlier one by the later
+        chained = sum(_chain(j, after, others, before, set()) for j in others)
+        most.append(len(others) - chained)
+    return np.array(most, dtype=float)
+
+
+def _chain(
+    i: int, after: list[set[int]], others: set[int], before: dict[int, int], tried: set[int]
+) -> bool:
+    """Put an operator before another in a chain, where need be before others of theirs."""
+    for j in after[i] & others - tried:
+        tried.add(j)
+        if j not in before or _chain(before[j], after, others, before, tried):
+            before[j] = i
+            return True
+    return False
+
+
 def _least_makespan(graph: OpGraph, costs: Costs, at: int) -> Array:
-    """Lower bounds of a layer's makespan: its longest path, and the work of each type of core."""
+    """Lower bounds of a layer's makespan: its longest path, and its work, in all and by type.
+
+    Nothing runs beside an operator on all cores, and of k that run at once each gets a k-th of the
+    time (the rates of docs/schedule.md).
+    """
     one_s, all_s = costs.one_core_s(at), costs.time_s(at)
     least = _longest_path(graph, np.minimum(one_s, all_s))
+    share_s = one_s / _most_at_once(graph.indptr.tobytes(), graph.indices.tobytes())
+    np.maximum(least, np.minimum(all_s, share_s).sum(axis=1) * _ROUNDED_DOWN, out=least)
     units = graph.ops["unit"]
     for type_, (own, both) in enumerate(_UNITS_OF_TYPE):
         on_type = (units == own) | (units == both)

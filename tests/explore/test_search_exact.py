@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from case_counts import some_or_many
 from search_cases import FRONTS, GIB, LARGE, Case, random_case, some_with_every_hbm, tpuv4_space
 
 import phaze_fast as pf
+from phaze_fast._core import OPERATOR_DTYPE
 from phaze_fast.explore import (
     ChipGroups,
     ExactEvaluator,
@@ -22,13 +24,15 @@ from phaze_fast.explore import (
     problems_of,
 )
 from phaze_fast.explore.best_first import BestFirstSearch, LimitedSearch
-from phaze_fast.explore.bounds import STEPS
+from phaze_fast.explore.bounds import STEPS, _least_makespan, _most_at_once
 from phaze_fast.explore.candidates import CandidateTable
 from phaze_fast.hardware import FlatFabric, chip_records, energy_table_of, presets
 from phaze_fast.hardware.package import Prices
+from phaze_fast.opgraph import OpGraph
 from phaze_fast.planning import Placed, PlanEvaluator
 from phaze_fast.planning.times import MAX_NODES, KindTimes
 from phaze_fast.runs.executors import Workers
+from phaze_fast.schedule.layers import _Limits, _Problem, _scheduled
 from phaze_fast.software import software_names
 from phaze_fast.tables import non_dominated
 
@@ -38,6 +42,49 @@ RECOMPUTED = (("none", "full"), ("none", "norms+activations"), ("full",), ("norm
 
 def test_steps_are_named_as_documents_name_them():
     assert STEPS == ("roofline", "mapped", "schedule_bound", "scheduled", "placed")
+
+
+def drawn_graph(rng, count, share):
+    """Operators, those with even numbers on tensor cores, the others on vector cores."""
+    pairs = np.argwhere(np.triu(rng.random((count, count)) < share, 1))
+    begins = np.searchsorted(pairs[:, 0], np.arange(count + 1)).astype(np.int32)
+    ops = np.zeros(count, dtype=OPERATOR_DTYPE)
+    ops["unit"] = np.arange(count) % 2
+    return OpGraph("drawn", ops, ("",) * count, begins, pairs[:, 1].astype(np.int32))
+
+
+def test_operators_that_run_at_once_are_counted_as_by_trying_all_sets():
+    for seed in range(60):
+        graph = drawn_graph(np.random.default_rng(seed), 7, 0.1 + 0.01 * seed)
+        before = np.eye(7, dtype=bool)
+        for i, j in reversed(list(graph.edges())):
+            before[i] |= before[j]
+        apart = ~(before | before.T) | np.eye(7, dtype=bool)
+        most = np.zeros(7)
+        for size in range(1, 8):
+            for some in map(list, itertools.combinations(range(7), size)):
+                if apart[np.ix_(some, some)].all():
+                    most[some] = size
+        found = _most_at_once(graph.indptr.tobytes(), graph.indices.tobytes())
+        assert (found == most).all(), seed
+
+
+def test_the_mapped_bound_is_at_most_the_schedule_and_counts_that_nothing_runs_beside_all_cores():
+    met = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        graph, cores = drawn_graph(rng, 6, 0.4), np.array([4, 4, 1], dtype=np.int32)
+        all_s = rng.random((1, 6))
+        one_s = all_s * rng.uniform(2.0, 4.0, (1, 6))
+        costs = SimpleNamespace(
+            one_core_s=lambda _, own=one_s: own, time_s=lambda _, own=all_s: own, cores=cores[None]
+        )
+        problem = _Problem(graph, one_s, all_s, cores[None])
+        exact_s = _scheduled(problem, _Limits(False, 10**6, np.inf, 1)).makespan
+        bound_s = _least_makespan(graph, costs, 0)
+        assert (bound_s <= exact_s).all(), seed
+        met += int(bound_s[0] > 0.9 * exact_s[0])
+    assert met > 20
 
 
 def small_cases(first, count):
