@@ -83,20 +83,28 @@ def constants_of(software: Software, chip: Accelerator | None = None) -> tuple[R
     ['product_speed', 'host_s']
     """
     exposed = max(software.overlap_slowdown - 1.0, 0.1)
-    # Software without a profile is slower than what chips are calibrated with. This middle, the
+    # Software without a profile is slower than what chips are calibrated with; its operators take
+    # the host as long as those of most profiles whose operators Python launches one by one (58 to
+    # 64 us), and a copy of a slice is little more than the launch of a kernel. These middles, the
     # spreads below and NOISE were chosen on draws of nanotron's, BLOOM's and vTrain's runs.
-    middle = 0.87 if software.name == UNKNOWN else 1.0
+    unknown = software.name == UNKNOWN
+    middle, host_s = (0.87, 60e-6) if unknown else (1.0, software.host_s or 10e-6)
     most = 1.9 if chip is None else _most_speed(chip, software)
-    slice_s = software.slice_host_s or (2e-6 if software.name == UNKNOWN else 0.0)
+    slice_s = software.slice_host_s or (4e-6 if unknown else 0.0)
+    hidden = software.hidden_tensor or (0.1 if unknown else 0.0)
     found = [
         RunConstant("product_speed", "of the chip's rate in a running job", middle, 0.3, 0.1, most),
-        RunConstant("host_s", "s an operator", software.host_s or 10e-6, 0.7, 1e-6, 1e-3),
+        RunConstant("host_s", "s an operator", host_s, 0.7, 1e-6, 1e-3),
         RunConstant("network_share", "of the bandwidth beyond a node", 1.0, 0.5, 0.02, 2.0),
         RunConstant("node_share", "of the bandwidth inside a node", 1.0, 0.3, 0.05, 2.0),
     ]
     if slice_s:
         found.append(
             RunConstant("slice_host_s", "s a matrix and replica", slice_s, 1.2, 1e-8, 1e-4)
+        )
+    if hidden:
+        found.append(
+            RunConstant("hidden_tensor", "of tensor-parallel collectives", hidden, 1.0, 0.01, 0.95)
         )
     if software.overlap_gradients:
         found.append(
@@ -188,8 +196,7 @@ def _applied(
         "product_speed": {**software.product_speed, chip: min(speed, 2.0)},
         "host_s": values["host_s"],
     }
-    if "slice_host_s" in values:
-        changed["slice_host_s"] = values["slice_host_s"]
+    changed |= {name: values[name] for name in ("slice_host_s", "hidden_tensor") if name in values}
     if "exposed_gradients" in values:
         changed["overlap_slowdown"] = 1.0 + values["exposed_gradients"]
     fabric = scaled_fabric(cluster.fabric, values["node_share"], values["network_share"])
@@ -382,10 +389,14 @@ class OneCluster:
         plan = run.plan.replace(software=software, optimizer=run.plan.optimizer_name)
         return run.model, cluster, plan
 
+    @property
+    def constants(self) -> tuple[RunConstant, ...]:
+        """The numbers to fit."""
+        return constants_of(self.software, self.runs[0].cluster.chip)
+
     def fitted(self) -> Posterior:
         """Fit the numbers to the runs."""
-        constants = constants_of(self.software, self.runs[0].cluster.chip)
-        return fit_runs(self.log_seconds, [run.time_s for run in self.runs], constants)
+        return fit_runs(self.log_seconds, [run.time_s for run in self.runs], self.constants)
 
 
 @dataclass(frozen=True)
@@ -405,10 +416,9 @@ class Explained:
 def explanations(cluster: OneCluster) -> list[tuple[Explained, float]]:
     """Fit runs under every habit of their software; with probabilities, the most probable first."""
     found, fits = [], {}
-    divided = any(run.plan.pp > 1 and run.plan.stages is None for run in cluster.runs)
     for habit in habits_of(cluster.runs, cluster.software):
         own = replace(cluster, software=cluster.software.replace(**habit.fields))
-        seen = own.software if divided else own.software.replace(stage_division="even")
+        seen = tuple(own.log_seconds({c.name: c.middle for c in own.constants}).tolist())
         if seen not in fits:  # habits that these runs cannot tell apart share a fit
             fits[seen] = own.fitted()
         found.append(Explained(habit, own, fits[seen]))

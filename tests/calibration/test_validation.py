@@ -350,6 +350,12 @@ def published(test):
 
 
 @published
+def test_published_runs_of_composer_fit(groups):
+    group = next(g for g in groups if g.name.startswith("MosaicML"))
+    assert group.fits["ok"] == (113, 113)
+
+
+@published
 @pytest.mark.parametrize(("source", "formats", "most"), LIMITS)
 def test_sources_stay_within_their_limits(groups, source, formats, most):
     group = next(g for g in groups if g.name.startswith(source))

@@ -305,6 +305,15 @@ def test_the_optimizer_of_the_software_is_the_default():
     assert named.optimizer == "adam-bf16"
 
 
+def test_a_fused_loss_keeps_logits_in_their_own_format():
+    """MosaicML ran MPT-125m, most of whose bytes are logits, with 104 short sequences on 40 GB."""
+    cluster, mpt = CLUSTER.replace(chip="a100-40"), load("gpt2-small").replace(vocab=50368)
+    plan = {"dp": 8, "zero": 3, "seq": 512, "micro_batch": 104, "global_batch": 2496}
+    found = predict(mpt, cluster, {**plan, "software": "fsdp-llm-foundry"})
+    assert found.memory["logits"] / (104 * 512 * 50368) == pytest.approx(4.0, rel=0.05)
+    assert found.memory_bytes < 0.8 * found.limit_bytes
+
+
 def test_known_lifetimes_need_no_allowance():
     plans = [
         predict(load("gpt2-small"), CLUSTER, {**PLAN, "software": name})
