@@ -147,8 +147,11 @@ def test_what_does_not_fit_is_a_result():
     assert "no chip" in found.reason
     assert found.to_dict()["reason"] == found.reason
     assert not pf.evaluate_batch(model("gpt3-175b"), some_chips(7, 8), POD, STEP).feasible.any()
-    with pytest.raises(pf.InfeasibleError, match="no chip has more memory than reserved_bytes, 85"):
-        pf.search(model(), some_chips(7, 8), POD, STEP.replace(reserved_bytes="80 GiB"))
+    reserved = STEP.replace(reserved_bytes="80 GiB")
+    found = pf.search(model(), some_chips(7, 8), POD, reserved)
+    assert (found.status, found.outcome.counts["memory"]) == ("infeasible", found.outcome.points)
+    assert "reserved_bytes: 85899345920" in found.reason
+    assert not pf.evaluate_batch(model(), some_chips(7, 8), POD, reserved).feasible.any()
     for free, said in (({"tp": 3}, "does not divide"), ({"pp": 24}, "stages")):
         step = pf.Training(global_batch=64, micro_batch=1, **free)
         found = pf.search(model(), some_chips(16, 5), POD, step)
