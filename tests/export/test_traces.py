@@ -24,7 +24,7 @@ SCHEDULES = {"1f1b": 1, "gpipe": 1, "interleaved": 2, "zb-h1": 1, "zb-v": 2, "du
 
 def plan_with(schedule, **changes):
     given = {"tp": 2, "pp": 4, "dp": 4, "global_batch": 64, "schedule": schedule, "zero": 1}
-    given |= {"vpp": SCHEDULES[schedule], "recompute": "full:1", "micro_batch": 2}
+    given |= {"vpp": SCHEDULES.get(schedule, 2), "recompute": "full:1", "micro_batch": 2}
     return {**given, **changes}
 
 
@@ -164,7 +164,10 @@ def test_layers_of_a_stage_and_groups_of_one_by_hand():
     assert ranks.group_name(ranks.place(0), "data") == "data.0"
 
 
-@pytest.mark.parametrize(("schedule", "zero"), [("1f1b", 1), ("interleaved", 0), ("zb-v", 3)])
+@pytest.mark.parametrize(
+    ("schedule", "zero"),
+    [("1f1b", 1), ("interleaved", 0), ("zb-v", 3), ("dualpipe", 1), ("dualpipe-v", 0)],
+)
 def test_chakra_traces_of_all_ranks_fit_together(schedule, zero, tmp_path):
     pytest.importorskip("google.protobuf")
     from phaze_fast.export.chakra import NODES, chakra_trace
