@@ -119,6 +119,9 @@ def test_huge_weights_are_only_weights():
     huge = pf.search(both, space, POD, STEP, weights=(1e308, 1e308))
     assert huge.outcome.winners == plain.winners
     assert huge.best.samples_per_s == pytest.approx(64 / huge.best.time_s, rel=1e-12)
+    assert 0.0 <= huge.outcome.history[0].seconds <= huge.outcome.seconds < 3600.0
+    for name in ("bert-large", "gpt2-small"):
+        assert f"\n{name}: {huge.best.plans[name]}" in str(huge.best)
 
 
 def test_a_batch_is_what_plan_says_of_each_chip():

@@ -62,6 +62,13 @@ def test_a_document_without_plans_is_refused():
         PlanSpec.of({"plans": []}, "plan.json")
 
 
+@pytest.mark.parametrize(("word", "read"), [("mixed", "auto"), ("full", "full")])
+def test_a_plan_without_stages_says_what_all_of_them_recompute(word, read, document):
+    brief = {**document, "recompute": word}
+    del brief["stages"]
+    assert PlanSpec.of(brief).recompute == read
+
+
 def test_a_plan_reads_back_to_itself(document):
     again = pf.predict("bert-large", h100(4), json.loads(json.dumps(document)))
     assert again.to_dict() == document

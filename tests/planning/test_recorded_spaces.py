@@ -23,7 +23,12 @@ import phaze_fast as pf
 from phaze_fast.errors import PhazeError
 from phaze_fast.memory import OPTIMIZERS, SCHEDULES
 from phaze_fast.planning.evaluator import PlanEvaluator, checked_model
-from phaze_fast.planning.frameworks import FRAMEWORKS, expressible, framework_training
+from phaze_fast.planning.frameworks import (
+    FRAMEWORKS,
+    expressible,
+    framework_training,
+    free_training,
+)
 from phaze_fast.planning.layouts import WidthChoices, space_text
 from phaze_fast.software import software_names
 
@@ -135,10 +140,11 @@ def found(number: int) -> dict[str, Any]:
         row[name] = {"allowed": int(allowed.sum())}
         row[name]["why"] = {text.partition(": ")[2][:24]: count for text, count in why.items()}
         try:
-            row[name]["training"] = {
-                k: v for k, v in framework_training(name, model, training).to_dict().items()
-                if k in ("zero", "schedule", "recompute", "recompute_some", "sequence_parallel")
-            }  # fmt: skip
+            limited = framework_training(name, model, training)
+            free = free_training(training, limited)
+            fields = ("zero", "schedule", "recompute", "recompute_some", "sequence_parallel")
+            row[name]["training"] = [getattr(limited, field) for field in fields]
+            row[name]["free"] = [len(free.recompute), free.zero, free.sequence_parallel]
         except PhazeError as error:
             row[name]["refused"] = str(error)[:60]
     return plain(row)
