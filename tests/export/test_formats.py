@@ -568,6 +568,9 @@ def test_how_rows_reach_experts_is_written_and_read(format_, tmp_path):
         path.write_text(written.text)
         read = export.read_plan(path, model, 8).spec
         assert (read.dispatcher == dispatcher) == complete
+    for ep, said in ((2, True), (1, False)):
+        hidden = export.export_plan({**given, "ep": ep, "expert_overlap": 0.5}, model, format_)
+        assert ("--expert-overlap 0.5" in [item.what for item in hidden.unexpressed]) == said
     silent = "pretrain_gpt.py --tensor-model-parallel-size 1 --expert-model-parallel-size 2"
     (tmp_path / "own.sh").write_text(f"torchrun --nproc-per-node 8 {silent}")
     assert export.read_plan(tmp_path / "own.sh", model).spec.dispatcher == "all-gather"

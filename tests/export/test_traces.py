@@ -303,6 +303,8 @@ def test_a_profile_is_compared_with_a_plan(tmp_path):
         ("{", "not JSON"),
         ("{}", "traceEvents: missing"),
         ('{"traceEvents": []}', "no kernel"),
+        ('{"traceEvents": [{"ph": "X", "ts": true, "dur": 1}]}', "ts: True is not accepted"),
+        ('{"traceEvents": [{"ph": "X", "ts": 1, "dur": "1"}]}', "dur: '1' is not accepted"),
     ],
 )
 def test_a_file_that_is_no_profile(text, said, tmp_path):

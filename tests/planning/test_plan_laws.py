@@ -263,7 +263,7 @@ def test_layouts_within_a_time_are_those_whose_work_takes_no_longer():
     own = small_evaluator(tp=(1, 2, 4), cp=1, ep=(1, 2), etp=1)
     work_s = least_work_s(tuple(own.sizes), own.cluster)
     bounds_s = own.layout_work_bounds_s(work_s)
-    for most_s in (0.0, *np.quantile(bounds_s, (0.1, 0.4, 0.9)), math.inf):
+    for most_s in (0.0, *np.sort(bounds_s)[[0, 9, len(bounds_s) // 2, -1]], math.inf):
         some, strategies = own.within(work_s, most_s), own.work_bounds_s(work_s) <= most_s
         allowed = strategies[own.layouts["strategy"]]
         assert [one.strategy for one in some.sizes] == [
@@ -293,6 +293,7 @@ def test_kernels_of_an_optimizer_are_launched_by_matrix_and_product():
 
 def test_an_optimizer_streams_at_the_rate_of_memory_or_of_vector_units():
     chip, adam = presets.chip("h100"), optimizer("adam")
+    chip = chip.replace(vector_core=chip.vector_core.replace(alus_per_lane=2))
     records = chip_records([chip])
     lanes_hz = chip.vector_core.count * chip.vector_core.lanes * chip.clock_hz
     moved = 2.0 * adam.state_bytes + adam.gradient_bytes + adam.weight_bytes

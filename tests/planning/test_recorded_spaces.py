@@ -22,6 +22,7 @@ from recorded import assert_as_recorded, plain, write_record
 import phaze_fast as pf
 from phaze_fast.errors import PhazeError
 from phaze_fast.memory import OPTIMIZERS, SCHEDULES
+from phaze_fast.models import Lora
 from phaze_fast.planning.evaluator import PlanEvaluator, checked_model
 from phaze_fast.planning.frameworks import (
     FRAMEWORKS,
@@ -55,6 +56,8 @@ def asked(number: int) -> tuple[Any, pf.Cluster, pf.Training]:
     rng = random.Random(5200 + number)
     model = pf.models.load(MODELS[number % len(MODELS)])
     model = model.replace(layers=rng.choice((2, 3, 5, 6)))
+    if number % 5 == 2 and not getattr(model, "encoder_layers", 0):
+        model = model.with_lora(Lora(rank=8))
     devices, batch = rng.choice((4, 6, 8, 16, 24, 32)), rng.choice((4, 6, 12, 16, 64))
     cluster = pf.Cluster(devices=devices, fabric=rng.choice(FABRICS[:2]), chip="h100")
     if number % 7 == 3:
