@@ -20,7 +20,7 @@ from search_cases import published_space, some_chips
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.explore import Budget, ChipGroups, find_chips, fullest_text, problems_of
-from phaze_fast.explore.find import search_digest
+from phaze_fast.explore.find import checked_weights, search_digest
 from phaze_fast.explore.objectives import UNITS
 from phaze_fast.runs import store
 from phaze_fast.runs.store import STORE
@@ -115,6 +115,7 @@ def test_the_published_space_is_proven():
 
 def test_huge_weights_are_only_weights():
     space, both = some_chips(15, 10), [model(), model("gpt2-small")]
+    assert checked_weights((1e308, 1.0), 2) == (1.0, 1e-308)
     plain = find_chips(both, space, POD, STEP, weights=(1, 1))
     huge = pf.search(both, space, POD, STEP, weights=(1e308, 1e308))
     assert huge.outcome.winners == plain.winners
