@@ -1,4 +1,5 @@
-"""Recorded readings of edited files: what each change of an option changes in the plan, or the refusal.
+"""Recorded readings of edited files, what each change of an option changes in the plan, or the refusal;
+and what files say of models.
 
 `PYTHONPATH=tests/cases python tests/export/test_recorded_edits.py` writes the record anew; a commit
 that changes it says why.
@@ -8,16 +9,20 @@ from __future__ import annotations
 
 import json
 import tomllib
+import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from export_cases import SUFFIX
+from golden_files import hf_entries
 from recorded import assert_as_recorded, plain, write_record
 
+import phaze_fast as pf
 from phaze_fast.errors import PhazeError
 from phaze_fast.export import FORMATS, export_plan, flag_names, read_plan
 from phaze_fast.export.request import flattened, options_of, settings_of
+from phaze_fast.models import from_hf
 
 FILE = Path(__file__).parents[1] / "golden" / "recorded_edits.json"
 PLANS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -96,6 +101,34 @@ def reading(settings: dict[str, Any], framework: str, model: str, path: Path) ->
     return {**found, "notes": [note.replace(str(path), "") for note in read.notes]}
 
 
+CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("gpt2-small", {"head": "classifier", "classes": 10}), ("gpt2-small", {"qkv_bias": False}),
+    ("gpt2-small", {"out_bias": False, "ffn_bias": False}), ("gpt2-small", {"activation": "relu"}),
+    ("gpt2-small", {"norm_bias": False}), ("gpt2-small", {"kv_heads": 4, "window": 64}),
+    ("llama2-7b", {"activation": "gelu"}), ("llama2-7b", {"gated": False, "activation": "relu"}),
+    ("llama2-7b", {"window": 64, "full_attention_layers": (1, 5)}), ("llama2-7b", {"dropout": True}),
+    ("llama2-7b", {"window": 64, "full_attention_layers": tuple(range(3, 32, 4))}),
+    ("llama2-7b", {"qkv_bias": True}), ("llama2-7b", {"mtp_layers": 1, "qk_norm": "head"}),
+    ("llama2-7b", {"kv_heads": 32, "tied_embeddings": True}), ("llama2-7b", {"positions": "none"}),
+)  # fmt: skip
+
+
+def exported_models() -> dict[str, Any]:
+    """What files say of models: the families of HuggingFace, and single fields changed."""
+    models = {entry["name"]: from_hf(entry["config"]) for entry in hf_entries()}
+    for name, fields in CHANGES:
+        models[f"{name} {fields}"] = pf.models.load(name).replace(**fields)
+    rows: dict[str, Any] = {}
+    for name, model in models.items():
+        rows[name] = {}
+        for framework in FORMATS if isinstance(model, pf.TransformerModel) else ():
+            plan = {"dp": 4, "global_batch": 8, "recompute": "none", "zero": 3, "seq": 512}
+            made = export_plan(plan, model, framework)
+            rows[name][framework] = [zlib.crc32(made.text.encode())]
+            rows[name][framework] += [one.what.partition(": ")[2] for one in made.unexpressed]
+    return rows
+
+
 def found(framework: str, path: Path) -> list[Any]:
     """By plan: what is read from its file, and what each edit changes in that."""
     rows: list[Any] = []
@@ -114,6 +147,10 @@ def found(framework: str, path: Path) -> list[Any]:
     return plain(rows)
 
 
+def test_models_are_written_as_was_recorded() -> None:
+    assert_as_recorded(exported_models(), json.loads(FILE.read_text("utf-8"))[-1])
+
+
 @pytest.mark.parametrize("number", range(len(FORMATS)), ids=FORMATS)
 def test_edited_files_are_read_as_was_recorded(number: int, tmp_path: Path) -> None:
     now = found(FORMATS[number], tmp_path)
@@ -124,4 +161,6 @@ if __name__ == "__main__":
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        write_record(FILE, [found(framework, Path(folder)) for framework in FORMATS])
+        write_record(
+            FILE, [*(found(framework, Path(folder)) for framework in FORMATS), exported_models()]
+        )
