@@ -88,12 +88,14 @@ def edited(settings: dict[str, Any], edit: str, framework: str) -> dict[str, Any
     return changed
 
 
-def reading(settings: dict[str, Any], framework: str, model: str, path: Path) -> dict[str, Any]:
-    """The plan of a file on 16 devices, or why there is none."""
+def reading(
+    settings: dict[str, Any], framework: str, model: str, path: Path, devices: int | None = 16
+) -> dict[str, Any]:
+    """The plan of a file on some devices, or why there is none."""
     file = path / f"run{SUFFIX.get(framework, '.sh')}"
     file.write_text(written(settings, framework))
     try:
-        read = read_plan(file, model, 16)
+        read = read_plan(file, model, devices)
     except PhazeError as error:
         return {"refused": str(error).replace(str(path), "")}
     found = read.spec.to_dict()
@@ -138,9 +140,11 @@ def found(framework: str, path: Path) -> list[Any]:
         rows.append({"as written": first})
         for edit in EDITS:
             other = edited(settings, edit, framework)
-            if other == settings:
+            given = dict(part.partition("=")[::2] for part in edit.split(","))
+            if other == settings and "devices" not in given:
                 continue
-            now = reading(other, framework, model, path)
+            devices = int(given.get("devices", "16") or 0) or None
+            now = reading(other, framework, model, path, devices)
             changes = {name: value for name, value in now.items() if value != first.get(name)}
             gone = [] if "refused" in now else sorted(set(first) - set(now))
             rows[-1][edit] = {**changes, **({"gone": gone} if gone else {})}
