@@ -23,7 +23,7 @@ from phaze_fast.calibration import (
     validate_steps,
 )
 from phaze_fast.calibration.published import read_run
-from phaze_fast.calibration.validation import rank_correlation
+from phaze_fast.calibration.validation import measured_steps, rank_correlation
 from phaze_fast.cli.main import main
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
@@ -331,6 +331,8 @@ def test_steps_written_by_hand(tmp_path):
     assert found.columns["step_ms"].mean_abs_err < 0.08
     assert len(found.refused) == 1
     assert "row 5: model: 'nobody' is unknown; expected the columns hidden" in found.refused[0]
+    steps, _, _ = measured_steps(path, H200)
+    assert [1e3 * step.time_s for step in steps] == pytest.approx(found.measured["step_ms"])
 
 
 def test_a_row_says_its_shape(tmp_path):

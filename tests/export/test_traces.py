@@ -82,6 +82,7 @@ def test_passes_end_when_the_slow_player_ends_them(schedule):
     step = pipelines.play(schedule, forward, backward, 8, weight_grad_s=weight)
     found = step.passes
     assert found["end_s"].max() == pytest.approx(step.step_s, rel=1e-12)
+    assert step.bubble_s == step.step_s - max(step.busy_s) > 0.0
     for d in range(3):
         own = found[found["device"] == d]
         assert own["end_s"].max() == pytest.approx(step.end_s[d], rel=1e-12)
