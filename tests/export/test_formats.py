@@ -400,6 +400,10 @@ STAGES_INSIDE = {"rank_order": "stages-inside"}
         ("megatron", {}, {"dp": 4, "pp": 2, "zero": 1, **STAGES_INSIDE}, set()),
         ("maxtext", {"tp": 2, "ep": 4, "etp": 1}, {"dp": 2, "zero": 3}, {"etp", "ep"}),
         ("maxtext", {"ep": 4}, {"dp": 8, "zero": 3}, set()),
+        ("megatron", {}, {"dp": 4, "zero": 1, "schedule": "zb-h1"}, set()),
+        ("torchtitan", {}, {"dp": 4, "zero": 3, "schedule": "zb-h1"}, set()),
+        ("torchtitan", {}, {"pp": 2, "dp": 4, "zero": 3, "schedule": "zb-h1"}, {"schedule"}),
+        ("maxtext", {}, {"dp": 4, "zero": 3, "schedule": "zb-h1"}, set()),
         ("maxtext", {"ep": 4}, {"dp": 8, "zero": 3, "shard": 4}, set()),
         ("torchtitan", {"tp": 2, "ep": 4, "etp": 1}, {"dp": 4, "zero": 3}, set()),
         ("torchtitan", {"tp": 4, "etp": 2}, {"dp": 4, "zero": 3}, {"etp"}),
@@ -408,7 +412,7 @@ STAGES_INSIDE = {"rank_order": "stages-inside"}
 )
 def test_what_a_framework_cannot_express_by_hand(framework, widths, layout, cases):
     strategy = {"tp": 1, "cp": 1, "cp_kind": "all-gather", "ep": 1, "etp": None} | widths
-    spec = pf.PlanSpec(**strategy, **layout, global_batch=layout["dp"])
+    spec = pf.PlanSpec(**strategy, **layout, global_batch=8 * layout["dp"])
     found = inexpressible(framework, spec.strategy, spec.layout)
     assert {case for case, applies in found.items() if applies.any()} == cases
 

@@ -240,9 +240,9 @@ def test_energy_is_spent_and_more_of_it_where_more_is_computed():
         assert again.time_s >= plain.time_s * (1 - SLACK)
 
 
-def small_evaluator(name="mixtral-8x7b", **free):
-    """The strategies of a model of two layers, and its problem."""
-    model = models.load(name).replace(layers=2)
+def small_evaluator(name="mixtral-8x7b", layers=2, **free):
+    """The strategies of a model of a few layers, and its problem."""
+    model = models.load(name).replace(layers=layers)
     training = Training(global_batch=16, micro_batch=(1, 2), **free)
     cluster = Cluster(devices=8, fabric="dgx-h100", chip="h100")
     return PlanEvaluator(model, cluster, training, [80e9])
@@ -305,3 +305,19 @@ def test_an_optimizer_streams_at_the_rate_of_memory_or_of_vector_units():
         found = optimizer_bytes_per_s(records, tuned, adam)
         assert found[0] == pytest.approx(min(memory, vector))
         assert (vector < memory) == (ops > 1.0)
+
+
+@pytest.mark.parametrize(("schedule", "layers", "some"), [
+    ("1f1b", 3, True), ("interleaved", 8, True), ("interleaved", 6, False)
+])  # fmt: skip
+def test_only_interleaved_chunks_have_to_be_equal(schedule, layers, some):
+    """Two stages of 3 blocks are even enough, four chunks of 6 blocks are not."""
+    widths = {"tp": 1, "pp": 2, "dp": 4, "zero": 0, "vpp": 2, "rank_order": "replicas-inside"}
+    own = small_evaluator("gpt2-small", layers, schedule=schedule, recompute="none", **widths)
+    found = own.best_even(own.times(own.cluster))
+    assert bool(found) == some
+    if some:
+        given = {"pp": 2, "dp": 4, "global_batch": 16, "schedule": schedule, "recompute": "none"}
+        given |= {"vpp": 2 if schedule == "interleaved" else 1}
+        each = [predict(own.model, own.cluster, {**given, "micro_batch": b}) for b in (1, 2)]
+        assert found[0].time_s == pytest.approx(min(plan.time_s for plan in each), rel=1e-12)
