@@ -135,6 +135,7 @@ def found(framework: str, path: Path) -> list[Any]:
     """By plan: what is read from its file, and what each edit changes in that."""
     rows: list[Any] = []
     alike = {"bridge": PLANS[1:2], "deepspeed": PLANS[:1]}  # bridge shares Megatron-LM's terms
+    alike |= {"torchtitan": PLANS[1:], "maxtext": PLANS[1:]}
     for model, plan in alike.get(framework, PLANS):
         settings = settings_in(export_plan(plan, model, framework).text, framework)
         first = reading(settings, framework, model, path)
