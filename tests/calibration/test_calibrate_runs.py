@@ -377,3 +377,6 @@ def test_a_chip_of_one_s_own_is_written_whole_and_memory_is_that_of_runs_that_sa
     assert own.document["chip"]["launch_latency_s"] == 9e-6
     assert own.constants[-1].note == ""
     assert "reserved_share" in own.software.fitted
+    run = own.runs[0]
+    before = pf.predict(run.model, run.cluster, run.plan).time_s / run.time_s - 1.0
+    assert own.errors_before == pytest.approx([before])

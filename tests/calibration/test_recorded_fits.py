@@ -26,6 +26,7 @@ from phaze_fast.calibration.calibrate import (
     _Rows,
     _slots,
     _with,
+    calibrated,
     cross_validated_errors,
     fit_constants,
 )
@@ -80,7 +81,11 @@ def fits() -> list[Any]:
         ]
         fit = fit_constants(log_errors, constants)
         unseen = cross_validated_errors(log_errors, constants, 3)
-        rows.append({**vars(fit), "calls": calls[0], "unseen": unseen})
+        units, kinds = 2.0 + np.arange(len(constants)), np.array(["a", "b", "b"] * 3)
+        whole = calibrated(
+            "chip", log_errors, constants, units, kinds, lambda values: {"v": values}
+        )
+        rows.append({**vars(fit), "calls": calls[0], "unseen": unseen, "whole": whole.to_dict()})
     return rows
 
 
