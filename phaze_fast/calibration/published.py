@@ -224,6 +224,8 @@ def _model(row: CsvRow, assumed: list[str]) -> TransformerModel:
             **biases,
             **fields,
         )
+    except RowRefusedError:
+        raise
     except InvalidInputError as error:
         raise RowRefusedError(f"{row.where}: {str(error).splitlines()[0]}") from None
 

@@ -140,7 +140,7 @@ def _fewest_devices(problem: SearchProblem) -> Array:
         evaluator, k = problem.of(s)
         own = evaluator.layouts["strategy"] == k
         replicas = evaluator.layouts["pp"][own] * evaluator.layouts["dp"][own]
-        counts.append(evaluator.sizes[k].inner * int(replicas.min(initial=1)) if own.any() else 1)
+        counts.append(evaluator.sizes[k].inner * int(replicas.min()) if own.any() else 1)
     return np.array(counts, dtype=float)
 
 

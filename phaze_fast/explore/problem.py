@@ -14,7 +14,7 @@ import numpy as np
 
 from phaze_fast.cost.engine import roofline_work_j, roofline_work_s
 from phaze_fast.documents import digest
-from phaze_fast.errors import InfeasibleError, InvalidInputError
+from phaze_fast.errors import InvalidInputError
 from phaze_fast.explore.bounds import PricedChips
 from phaze_fast.explore.chip_groups import ChipGroups, Variant, scaled_cluster, tier_names
 from phaze_fast.hardware import Accelerator, Cluster
@@ -263,8 +263,6 @@ def problems_of(
 
     Raises
     ------
-    InfeasibleError
-        Where no chip has more memory than is reserved.
     InvalidInputError
         Where both the step and the chips set a number format, or plans offload.
     """
@@ -273,11 +271,6 @@ def problems_of(
             "offload: is not accepted where chips are searched, which have no host; expected none"
         )
     capacities = tuple(int(c) for c in groups.capacities)
-    if max(capacities) <= training.reserved_bytes:
-        raise InfeasibleError(
-            f"no chip has more memory than reserved_bytes, {training.reserved_bytes}; the largest "
-            f"has {max(capacities)}"
-        )
     precision = training.precision.name
     if any(variant.fp8 for variant in groups.variants) and precision != BF16:
         raise InvalidInputError(

@@ -412,12 +412,13 @@ class ChakraTrace:
         self, writer: _Writer, place: Place, chunk: int, micro_batch: int, forward: bool
     ) -> Iterator[Any]:
         position = int(self._chain[place.stage * self.plan.vpp + chunk])
-        last = self.plan.pp * self.plan.vpp - 1
+        last = int(self._chain.max())
         step = 1 if forward else -1
         word = f"{'F' if forward else 'B'}{micro_batch}.{chunk}"
         layers = self._layers[place.stage][chunk]
         if 0 <= position - step <= last:
-            yield from self._send(writer, place, position - step, position, word, micro_batch)
+            ends = (position - step, position)
+            yield from self._send(writer, place, chunk, ends, word, micro_batch)
         if self.plan.zero == 3:
             yield from self._sync(writer, layers, word, "all-gather")
         for kind, mode in layers if forward else reversed(layers):
@@ -426,14 +427,28 @@ class ChakraTrace:
         if self.plan.zero >= 2 and not forward:
             yield from self._sync(writer, layers, word, "reduce-scatter")
         if 0 <= position + step <= last:
-            yield from self._send(writer, place, position, position + step, word, micro_batch)
+            ends = (position, position + step)
+            yield from self._send(writer, place, chunk, ends, word, micro_batch)
 
     def _send(
-        self, writer: _Writer, place: Place, source: int, target: int, word: str, micro_batch: int
+        self,
+        writer: _Writer,
+        place: Place,
+        chunk: int,
+        positions: tuple[int, int],
+        word: str,
+        micro_batch: int,
     ) -> Iterator[Any]:
-        """Send to the next chunk of the pipeline, or receive from the one before."""
-        stages = self._chain.reshape(self.plan.pp, self.plan.vpp)
-        ends = [int(np.argwhere(stages == position)[0][0]) for position in (source, target)]
+        """Send to the next chunk of the pipeline, or receive from the one before.
+
+        Under dualpipe two stages have each position, one for either direction of micro-batches.
+        """
+        stages, (source, target) = self._chain.reshape(self.plan.pp, self.plan.vpp), positions
+        ends = []
+        for position in positions:
+            at = np.argwhere(stages == position)
+            same = at[at[:, 1] == chunk]
+            ends.append(int((same if len(same) else at)[0][0]))
         if ends[0] == ends[1]:
             return
         ranks = [self.ranks.rank(place.tensor, place.context, place.replica, e) for e in ends]

@@ -242,6 +242,8 @@ class PlanSpec(TrainingStep):
         if isinstance(several, list) and several:  # the output of `plan --json`: take the best plan
             inside = several[0]
         data: Mapping[str, Any] = inside if isinstance(inside, Mapping) else plan
+        if data is not plan:
+            _check_fields(plan, _AROUND, "document of plans", source)
         if "micro_batches" in data and "parts_s" in data:
             return cls._of_plan(data, source)
         return cls.from_dict(dict(data), source)
@@ -287,10 +289,7 @@ class PlanSpec(TrainingStep):
         missing = [name for name in _DECIDED if name not in data]
         if missing:
             raise InvalidInputError(f"{inside}{missing[0]}: is missing and has no default")
-        for name in data:
-            if name not in _WRITTEN:
-                known = nearest(name, _WRITTEN)
-                raise InvalidInputError(f"{inside}{name}: is no field of a plan; {known}")
+        _check_fields(data, _WRITTEN, "plan", source)
         decided = {name: data[name] for name in _StoredPlan.model_fields if name in data}
         stored = _StoredPlan.from_dict(decided, source)
         names = [name for name in cls.model_fields if name not in ("global_batch", "stages")]
@@ -320,6 +319,26 @@ _WRITTEN = frozenset(
     | {name for name, value in vars(Plan).items() if isinstance(value, property)}
 )
 """Fields and computed figures of a plan in full."""
+
+_AROUND = _WRITTEN.union(
+    ("plan", "plans", "model", "cluster", "calibration", "budget"),
+    ("status", "bound_s", "gap", "space", "devices", "tried", "excluded", "rejected", "shortfall"),
+    ("nearest", "framework", "free", "front", "why_not"),
+    ("asked", "slower_by", "reason", "unlimited", "text"),
+    ("chip", "chip_text", "index", "grid_index", "value", "area_mm2", "hbm_bytes", "cost_usd"),
+)
+"""Fields of documents that contain plans: of `predict` and `plan`, of `WhyNot` and of `Design`."""
+
+
+def _check_fields(
+    data: Mapping[str, Any], accepted: frozenset[str], what: str, source: str
+) -> None:
+    """Raise an `InvalidInputError` for the first field that is not accepted."""
+    for name in data:
+        if name not in accepted:
+            inside = f"{source}: " if source else ""
+            known = nearest(str(name), sorted(accepted))
+            raise InvalidInputError(f"{inside}{name}: is no field of a {what}; {known}")
 
 
 class _StoredStage(Record):

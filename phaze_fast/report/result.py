@@ -155,7 +155,10 @@ class SearchResult(Table):
         largest = self.space[int(np.argmax(self.space.chips["hbm_bytes"]))]
         for problem in self.problems:
             cluster = problem.cluster.replace(chip=largest)
-            plans = plan(problem.model, cluster, problem.training, top=1)
+            try:
+                plans = plan(problem.model, cluster, problem.training, top=1)
+            except InvalidInputError as error:  # all of the memory is reserved
+                return str(error)
             if not plans.plans:
                 return str(plans.infeasible)
         return "Each model fits some chip, and no chip fits all."

@@ -261,6 +261,40 @@ def test_runs_tell_how_stages_are_divided(tmp_path, division):
     assert np.abs(found.posterior.errors).max() < 0.06
 
 
+@pytest.mark.parametrize(("divided", "recompute", "explicit"), [
+    (False, "none", 0.1), (True, "none", 0.1), (True, "full", 0.75)
+])  # fmt: skip
+def test_habits_share_what_runs_say(tmp_path, monkeypatch, divided, recompute, explicit):
+    """Fits are shared where runs cannot tell habits apart; shares are priors times evidence."""
+    path = table(tmp_path / "runs.csv", [1.0, 1.0])
+    text = path.read_text().replace(",none,", f",{recompute},")
+    path.write_text(text.replace(",16,8,1,2,", ",16,2,4,2,") if divided else text)
+    cluster, _ = read_cluster_runs(path)
+    seen = []
+
+    def fitted(own):
+        seen.append(own.software)
+        return SimpleNamespace(evidence=1.5 * (own.software.attention == "eager"))
+
+    monkeypatch.setattr(module.OneCluster, "fitted", fitted)
+    found = explanations(cluster)
+    assert len(seen) == (4 if divided else 2)
+    weight = {}
+    for depth, prior in (("work", 0.75), ("depth", 0.25)):
+        weight[f"stages of equal {depth}, fused attention"] = prior * (1.0 - explicit)
+        words = f"stages of equal {depth}, explicit attention"
+        weight[words] = prior * explicit * np.exp(1.5)
+    total = sum(weight.values())
+    assert {one.habit.words: share for one, share in found} == pytest.approx(
+        {words: own / total for words, own in weight.items()}
+    )
+    assert [share for _, share in found] == sorted((s for _, s in found), reverse=True)
+    eager = cluster.software.replace(attention="eager")
+    plan = cluster.runs[0].plan.replace(software=eager)
+    explicit_runs = [cluster.runs[1], replace(cluster.runs[0], plan=plan)]
+    assert [own.prior for own in habits_of(explicit_runs, cluster.software)] == [0.75, 0.25]
+
+
 def test_named_software_keeps_its_habits(tmp_path):
     cluster, _ = read_cluster_runs(table(tmp_path / "runs.csv", [1.0] * 4, "Megatron-LM 1F1B"))
     assert [habit.fields for habit in habits_of(cluster.runs, cluster.software)] == [{}]
@@ -365,3 +399,6 @@ def test_a_chip_of_one_s_own_is_written_whole_and_memory_is_that_of_runs_that_sa
     assert own.document["chip"]["launch_latency_s"] == 9e-6
     assert own.constants[-1].note == ""
     assert "reserved_share" in own.software.fitted
+    run = own.runs[0]
+    before = pf.predict(run.model, run.cluster, run.plan).time_s / run.time_s - 1.0
+    assert own.errors_before == pytest.approx([before])

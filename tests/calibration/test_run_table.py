@@ -16,7 +16,6 @@ from phaze_fast.calibration import UnsupportedError, validate_runs
 from phaze_fast.calibration.published import read_run
 from phaze_fast.calibration.run_table import is_run_table, network_of, standard_cells
 from phaze_fast.cli.main import main
-from phaze_fast.errors import InvalidInputError
 from phaze_fast.planning import predict
 
 ROOT = Path(__file__).parents[2]
@@ -58,25 +57,6 @@ def test_networks_in_words(words, node, bytes_per_s):
     found = network_of(words, node_devices=8)
     assert found.node_devices == node
     assert found.beyond_node_bytes_per_s == pytest.approx(bytes_per_s)
-
-
-@pytest.mark.parametrize(
-    ("words", "chip", "gb_per_s"),
-    [
-        ("EFA", "H100", 50.0),
-        ("EFA", "A100", 6.25),
-        ("EFA, 1.6 Tb/s per node", "A100", 25.0),  # a rate in words counts more than a name
-        ("Omni-Path", "A100", 12.5),
-        ("InfiniBand NDR, rail-optimised", "H100", 50.0),
-        ("HPE Slingshot-11", "GH200", 25.0),
-        ("RoCE v2 with rails", "H100", 50.0),  # names no rate: the usual fabric's
-    ],
-)
-def test_networks_by_name(words, chip, gb_per_s):
-    run = read_run(2, {**ROW, "chip": chip, "interconnect": words})
-    assert run.cluster.fabric.tiers[-1].bandwidth_bytes_per_s == gb_per_s * 1e9
-    named = not ("per node" in words or "RoCE" in words)
-    assert any(text.startswith("network") for text in run.assumed) == named
 
 
 def test_columns_under_other_names_and_numbers_with_remarks():
@@ -163,15 +143,6 @@ def test_seconds_from_tokens_or_operations():
     assert 64 * 4096 * 6 * 7e9 < flops.time_s * 16 * 400e12 < 64 * 4096 * 6 * 10e9
 
 
-def test_sequence_parallelism_is_read_in_words_and_is_the_default_without_a_column():
-    assert read_run(2, ROW).plan.sequence_parallel
-    for said, split in {"": False, "0": False, "no": False, "False": False, "1": True}.items():
-        row = read_run(2, {**ROW, "sequence_parallel": said})
-        assert row.plan.sequence_parallel is split
-    with pytest.raises(InvalidInputError, match=r"^row 2: sp: 'maybe' is not accepted"):
-        read_run(2, {**ROW, "sp": "maybe"})
-
-
 def test_evaluation_counts_as_a_share_of_the_training_sequences():
     """Of 5,662 sequences, in whole batches of 64, after every 24,576 of training."""
     row = {**ROW, "framework": "MaxText 2024-06", "verified": "time contains the evaluation pass"}
@@ -197,18 +168,6 @@ def test_maxtext_works_on_the_whole_batch_of_a_replica_and_shards_inside_a_slice
     assert read_run(2, {**row, "software": "Megatron-LM"}).plan.micro_batch == 1
 
 
-def test_a_dense_model_is_not_folded_over_tensor_groups():
-    row = {**ROW, "model": "Qwen3-8B", "software": "Megatron-Bridge 26.02", "sp": "no"}
-    assert not read_run(2, row).plan.sequence_parallel
-
-
-def test_deepep_sends_a_token_once():
-    row = {**ROW, "software": "NeMo AutoModel TE"}
-    assert not read_run(2, row).plan.software.expert_sent_once
-    row["software"] += " + DeepEP"
-    assert read_run(2, row).plan.software.expert_sent_once
-
-
 def test_experts_of_a_token_are_where_the_router_of_a_run_has_them():
     """On four nodes at most by DeepSeek-V3's own, next to each other by AutoModel's benchmarks."""
     row = {**ROW, "model": "DeepSeekV3", "layers": "", "software": "Megatron-Bridge 26.02"}
@@ -224,26 +183,6 @@ def test_experts_of_a_token_are_where_the_router_of_a_run_has_them():
 def test_what_cannot_be_expressed_says_why(changed, said):
     with pytest.raises(UnsupportedError, match=said):
         read_run(2, {**ROW, **changed})
-
-
-def test_arguments_of_megatron_change_the_block():
-    words = (
-        "disable-bias-linear=True;swiglu=True;normalization=RMSNorm;kv-channels=64;vocab-size=999"
-    )
-    row = {**ROW, "model": "gpt/mine", "vocab": "", "ffn": "", "arguments": words}
-    model = read_run(2, row).model
-    assert (model.gated, model.norm, model.qkv_bias, model.head_dim) == (True, "rmsnorm", False, 64)
-    assert (model.vocab, model.ffn) == (999, 4096 * 8 // 3 // 64 * 64)
-    moe = {"experts": "8", "topk": "2", "moe_ffn": "512", "shared_expert_ffn": "256"}
-    mixed = read_run(2, {**row, **moe, "arguments": "moe-layer-freq=([0]*3+[1]*29)"}).model.moe
-    assert (mixed.experts, mixed.top_k, mixed.expert_ffn) == (8, 2, 512)
-    assert (mixed.shared_ffn, mixed.dense_layers) == (256, 3)
-
-
-def test_layers_by_stage_count_embedding_and_head_or_not():
-    row = {**ROW, "tp": "1", "pp": "2", "dp": "8", "layers_per_stage": "16 16"}
-    assert read_run(2, row).plan.stages == (17, 17)
-    assert read_run(2, {**row, "layers_per_stage": "16 18"}).plan.stages == (16, 18)
 
 
 def test_failed_runs_count_for_memory_and_reasons_are_joined(tmp_path, capsys):

@@ -27,17 +27,17 @@ def write_record(file: Path, rows: list[Any]) -> None:
     file.write_text(f"[\n{lines}\n]\n", "utf-8")
 
 
-def assert_as_recorded(found: Any, recorded: Any, where: str = "") -> None:
+def assert_as_recorded(found: Any, recorded: Any, where: str = "", same: float = SAME) -> None:
     """Compare numbers to a billionth, all else exactly; the message names the part that differs."""
     if isinstance(recorded, float) and isinstance(found, float | int):
-        assert math.isclose(found, recorded, rel_tol=SAME), (where, found, recorded)
+        assert math.isclose(found, recorded, rel_tol=same), (where, found, recorded)
     elif isinstance(recorded, dict) and isinstance(found, dict):
         assert sorted(found) == sorted(recorded), where
         for name, part in recorded.items():
-            assert_as_recorded(found[name], part, f"{where}.{name}")
+            assert_as_recorded(found[name], part, f"{where}.{name}", same)
     elif isinstance(recorded, list) and isinstance(found, list):
         assert len(found) == len(recorded), (where, found, recorded)
         for position, part in enumerate(recorded):
-            assert_as_recorded(found[position], part, f"{where}[{position}]")
+            assert_as_recorded(found[position], part, f"{where}[{position}]", same)
     else:
         assert found == recorded, (where, found, recorded)

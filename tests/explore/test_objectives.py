@@ -256,6 +256,10 @@ def test_other_objectives_are_refused_in_one_line(options, said):
     assert "\n" not in str(error.value)
 
 
+def test_objectives_of_a_front_may_be_one_text():
+    assert objectives.checked_objectives(" area, time,,time") == ("area", "time")
+
+
 # ---- the best two chips ----
 
 PAIR_STEP = pf.Training(**STEP, micro_batch=4, tp=1)
@@ -282,6 +286,7 @@ def test_the_pair_is_that_of_brute_force(seed, objective):
     assert math.isclose(pair.bound, pair.value, rel_tol=1e-9)
     assert math.isclose(pair.single_value, math.exp((shares @ logs).min()), rel_tol=1e-9)
     assert pair.gain >= 1.0 - 1e-12
+    assert 0.0 < pair.seconds < 3600.0
     assert sorted(name for names in pair.models for name in names) == sorted(MODELS)
     # The chips named have the values said, each for its models.
     places = [next(k for k, c in enumerate(space) if c == chip) for chip in pair.chips]

@@ -20,7 +20,7 @@ from search_cases import published_space, some_chips
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.explore import Budget, ChipGroups, find_chips, fullest_text, problems_of
-from phaze_fast.explore.find import search_digest
+from phaze_fast.explore.find import checked_weights, search_digest
 from phaze_fast.explore.objectives import UNITS
 from phaze_fast.runs import store
 from phaze_fast.runs.store import STORE
@@ -115,10 +115,14 @@ def test_the_published_space_is_proven():
 
 def test_huge_weights_are_only_weights():
     space, both = some_chips(15, 10), [model(), model("gpt2-small")]
+    assert checked_weights((1e308, 1.0), 2) == (1.0, 1e-308)
     plain = find_chips(both, space, POD, STEP, weights=(1, 1))
     huge = pf.search(both, space, POD, STEP, weights=(1e308, 1e308))
     assert huge.outcome.winners == plain.winners
     assert huge.best.samples_per_s == pytest.approx(64 / huge.best.time_s, rel=1e-12)
+    assert 0.0 <= huge.outcome.history[0].seconds <= huge.outcome.seconds < 3600.0
+    for name in ("bert-large", "gpt2-small"):
+        assert f"\n{name}: {huge.best.plans[name]}" in str(huge.best)
 
 
 def test_a_batch_is_what_plan_says_of_each_chip():
@@ -147,8 +151,11 @@ def test_what_does_not_fit_is_a_result():
     assert "no chip" in found.reason
     assert found.to_dict()["reason"] == found.reason
     assert not pf.evaluate_batch(model("gpt3-175b"), some_chips(7, 8), POD, STEP).feasible.any()
-    with pytest.raises(pf.InfeasibleError, match="no chip has more memory than reserved_bytes, 85"):
-        pf.search(model(), some_chips(7, 8), POD, STEP.replace(reserved_bytes="80 GiB"))
+    reserved = STEP.replace(reserved_bytes="80 GiB")
+    found = pf.search(model(), some_chips(7, 8), POD, reserved)
+    assert (found.status, found.outcome.counts["memory"]) == ("infeasible", found.outcome.points)
+    assert "reserved_bytes: 85899345920" in found.reason
+    assert not pf.evaluate_batch(model(), some_chips(7, 8), POD, reserved).feasible.any()
     for free, said in (({"tp": 3}, "does not divide"), ({"pp": 24}, "stages")):
         step = pf.Training(global_batch=64, micro_batch=1, **free)
         found = pf.search(model(), some_chips(16, 5), POD, step)

@@ -21,11 +21,13 @@ from phaze_fast.explore import (
     LeastProductSearch,
     SearchProblem,
     best_first,
+    per_chip,
     problems_of,
 )
 from phaze_fast.explore.best_first import BestFirstSearch, LimitedSearch
-from phaze_fast.explore.bounds import STEPS, _least_makespan, _most_at_once
+from phaze_fast.explore.bounds import STEPS, _least_makespan, _longest_path, _most_at_once
 from phaze_fast.explore.candidates import CandidateTable
+from phaze_fast.explore.objectives import _fewest_devices
 from phaze_fast.hardware import FlatFabric, chip_records, energy_table_of, presets
 from phaze_fast.hardware.package import Prices
 from phaze_fast.opgraph import OpGraph
@@ -602,3 +604,72 @@ def test_no_strategy_at_all() -> None:
         search = BestFirstSearch([problem], groups, objectives=objectives)
         assert search.run()
         assert search.winners() == []
+
+
+# ---- parts of bounds and limits, by hand ----
+
+
+def test_the_longest_path_of_a_layer_is_that_of_its_operators():
+    """A fast matrix unit leaves the path of dependent operators as the bound of a layer."""
+    _, case = next(small_cases(40, 1))
+    evaluator = case.problem.evaluators[0]
+    for layer in evaluator.sizes[0].graph.layers:
+        graph = layer.backward
+        seconds = np.random.default_rng(3).random((len(graph.names), 4))
+        ends = np.zeros_like(seconds)
+        for i in range(len(seconds)):
+            own = [
+                int(j)
+                for j in range(i)
+                if i in graph.indices[graph.indptr[j] :][: np.diff(graph.indptr)[j]]
+            ]
+            ends[i] = seconds[i] + (ends[own].max(axis=0) if own else 0.0)
+        assert _longest_path(graph, seconds.T).tolist() == ends.max(axis=0, initial=0.0).tolist()
+
+
+def test_the_fewest_devices_of_a_strategy_are_those_of_its_smallest_layout():
+    model = pf.models.load("mixtral-8x7b").replace(layers=2)
+    step = pf.Training(global_batch=16, micro_batch=1, ep=(1, 4), tp=(1, 2), cp=1, etp=1)
+    groups = ChipGroups.of(some_with_every_hbm(3, 2))
+    (problem,) = problems_of([model], groups, pf.Cluster(devices=8, fabric="tpuv4-pod"), step)
+    found = _fewest_devices(problem).tolist()
+    for s, least in enumerate(found):
+        evaluator, k = problem.of(s)
+        rows = evaluator.layouts[evaluator.layouts["strategy"] == k]
+        assert least == evaluator.sizes[k].inner * min(rows["pp"] * rows["dp"])
+    assert len(set(found)) > 2
+
+
+def test_blocks_of_chips_change_no_answer(monkeypatch):
+    space, step = some_with_every_hbm(8, 8), pf.Training(global_batch=4, micro_batch=1, tp=1)
+    cluster, model = pf.Cluster(devices=2, fabric="tpuv4-pod"), "gpt2-small"
+    whole = pf.evaluate_batch(model, space, cluster, step)
+    monkeypatch.setattr(per_chip, "_FIRST_BLOCK", 3)
+    monkeypatch.setattr(per_chip, "_BLOCK", 4)
+    parts = pf.evaluate_batch(model, space, cluster, step)
+    assert parts.time_s.tolist() == whole.time_s.tolist()
+    assert np.isfinite(whole.time_s).any()
+
+
+@pytest.mark.parametrize("slack", [0.0, 0.1])
+def test_known_scores_are_incumbents_of_products(slack):
+    """A search that begins with scores finds no product above theirs, nor one above its limit."""
+    groups = ChipGroups.of(some_with_every_hbm(5, 6))
+    case = random_case(5, (), devices=8, layers=4)
+    problems = problems_of([case.model], groups, case.cluster, case.training)
+    every = np.full(len(groups), np.inf)
+    scores, _ = LimitedSearch(problems, groups, every).exact()
+    factors = np.linspace(2.0, 1.0, len(groups))
+    products = scores * factors
+    for limit in (np.inf, products.min() * 1.01, products.min() * 0.99):
+        search = LeastProductSearch(problems, groups, factors, limit, slack)
+        first = np.flatnonzero(np.isfinite(scores))
+        search.begin_with(first, scores[first])
+        assert search.best.best == (products.min() if products.min() <= limit else np.inf)
+        value, group, bound = search.least()
+        within = products.min() <= limit
+        assert (value, group) == (
+            (products.min(), int(products.argmin())) if within else (np.inf, -1)
+        )
+        assert bound <= min(limit, products.min())
+        assert bound >= min(limit, products.min()) * (1.0 - slack - 1e-12)

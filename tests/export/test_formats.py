@@ -51,41 +51,6 @@ def test_a_layout_is_refused_before_it_is_written_out():
         read_layout("E" + "(" + "t" * 50 + "|)*9999t*2L", "--layout")
 
 
-@pytest.mark.parametrize(
-    ("options", "stages"),
-    [
-        ("--decoder-first-pipeline-num-layers 3", (4, 3, 3, 4)),
-        ("--decoder-last-pipeline-num-layers 6", (3, 2, 2, 7)),
-        (
-            "--decoder-first-pipeline-num-layers 1 --decoder-last-pipeline-num-layers 1",
-            (2, 5, 5, 2),
-        ),
-        ("--decoder-first-pipeline-num-layers 2", None),
-        (
-            "--num-virtual-stages-per-pipeline-rank 2 --decoder-first-pipeline-num-layers 3",
-            None,
-        ),
-        (
-            "--num-virtual-stages-per-pipeline-rank 2 --decoder-first-pipeline-num-layers 6 "
-            "--decoder-last-pipeline-num-layers 2",
-            (4, 1, 1, 1, 3, 1, 1, 2),
-        ),
-    ],
-)
-def test_ends_of_their_own_are_read_from_megatrons_options(tmp_path, options, stages):
-    model = models.load("gpt2-small")
-    file = tmp_path / "run.sh"
-    file.write_text(
-        "torchrun --nnodes 1 --nproc-per-node 4 pretrain_gpt.py --pipeline-model-parallel-size 4 "
-        f"--micro-batch-size 1 --global-batch-size 32 {options}\n"
-    )
-    if stages is None:
-        with pytest.raises(InvalidInputError, match="expected the other stages to be even"):
-            export.read_plan(file, model, 4)
-    else:
-        assert export.read_plan(file, model, 4).spec.stages == stages
-
-
 def test_words_of_another_framework_do_not_change_whose_file_it_is(tmp_path):
     file = tmp_path / "run.sh"
     file.write_text(
@@ -93,16 +58,6 @@ def test_words_of_another_framework_do_not_change_whose_file_it_is(tmp_path):
         "--global-batch-size 32 --data-path ici_corpus --tensor-model-parallel-size 2\n"
     )
     assert export.read_plan(file, "gpt2-small", 8).spec.tp == 2
-
-
-def test_a_batch_that_torchtitan_is_not_given_is_one_local_batch_a_replica(tmp_path):
-    model = models.load("llama3-8b")
-    plan = {"dp": 4, "global_batch": 8, "micro_batch": 2, "recompute": "none", "zero": 2}
-    text = export.export_plan({**plan, "stages": (model.layers + 2,)}, model, "torchtitan").text
-    kept = [line for line in text.splitlines() if not line.startswith("global_batch_size")]
-    file = tmp_path / "run.toml"
-    file.write_text("\n".join(kept))
-    assert export.read_plan(file, model, 4).spec.global_batch == 8
 
 
 def test_an_uneven_pipeline_for_megatron():
@@ -176,30 +131,6 @@ def test_recomputation_for_maxtext(more, policy, kept, tmp_path):
     read = export.read_plan(path, LLAMA)
     assert set(str(read.spec.recompute).split("+")) == set((AGAIN + more).split("+"))
     assert not read.notes
-
-
-@pytest.mark.parametrize(
-    ("tensors", "said"),
-    [
-        ("qkv_proj=device", r"mlpwo: remat is not accepted; expected device, as decoder_layer"),
-        ("mlpwo=device qkv_proj=offload", r"offload, remat is not accepted; expected device, as"),
-        (
-            "mlpwo=device qkv_proj=device context=offload",
-            r"context: offload .* device or remat, as",
-        ),
-        (
-            "decoder_layer_input=offload mlpwo=device",
-            r"expected offload, as decoder_layer_input is offload",
-        ),
-    ],
-)
-def test_a_custom_policy_that_plans_do_not_have_is_refused(tensors, said, tmp_path):
-    path = tmp_path / "run.sh"
-    path.write_text(
-        f"python3 -m MaxText.train base.yml per_device_batch_size=4 remat_policy=custom {tensors}\n"
-    )
-    with pytest.raises(InvalidInputError, match=said):
-        export.read_plan(path, LLAMA)
 
 
 def test_what_cannot_be_said_is_said():
@@ -365,25 +296,6 @@ def test_torchtitan_fills_the_pipeline_once_for_every_local_batch(pp, batch, rou
     assert all(f"filled and drained {rounds} times a step" in note for note in notes)
 
 
-@pytest.mark.parametrize("given", [{"train_micro_batch_size_per_gpu": 0}, {"train_batch_size": 9}])
-def test_a_batch_that_deepspeed_would_not_divide_is_refused(given, tmp_path):
-    path = tmp_path / "ds.json"
-    usual = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2}
-    path.write_text(json.dumps({**usual, **given}))
-    with pytest.raises(InvalidInputError, match="train_batch_size: . is not accepted"):
-        export.read_plan(path, LLAMA)
-
-
-def test_the_rest_of_the_devices_shard_weights_for_maxtext(tmp_path):
-    path = tmp_path / "run.sh"
-    path.write_text("python3 train.py ici_tensor_parallelism=2 ici_context_parallelism=2\n")
-    read = export.read_plan(path, LLAMA, devices=32).spec
-    assert (read.tp, read.cp, read.dp, read.zero) == (2, 2, 8, 3)
-    path.write_text("python3 train.py ici_tensor_parallelism=2 ici_pipeline_parallelism=4\n")
-    read = export.read_plan(path, LLAMA, devices=32).spec
-    assert (read.tp, read.pp, read.dp, read.zero) == (2, 4, 4, 3)
-
-
 def test_fp8_of_experts_reads_back_from_torchtitan(tmp_path):
     model, path = models.load("mixtral-8x7b"), tmp_path / "job.toml"
     plan = {"dp": 8, "zero": 3, "global_batch": 8, "recompute": "none", "precision": "fp8-rowwise"}
@@ -435,20 +347,6 @@ def test_a_switch_that_is_off_is_named_as_one():
         assert option in [item.what for item in found.unexpressed]
 
 
-def test_torchtitan_shards_over_what_is_left_of_the_devices(tmp_path):
-    path = tmp_path / "job.toml"
-    path.write_text(
-        "[training]\nlocal_batch_size = 1\nglobal_batch_size = 8\n"
-        "[parallelism]\ntensor_parallel_degree = 2\ndata_parallel_shard_degree = -1\n"
-        'data_parallel_replicate_degree = 2\n[activation_checkpoint]\nmode = "full"\n'
-    )
-    spec = export.read_plan(path, LLAMA, devices=16).spec
-    assert (spec.tp, spec.dp, spec.shard, spec.zero) == (2, 8, 4, spec.zero)
-    for devices in (None, 10):
-        with pytest.raises(InvalidInputError, match=f"{devices} devices are not a multiple of 2 x"):
-            export.read_plan(path, LLAMA, devices=devices)
-
-
 @pytest.mark.parametrize("etp", [None, 1])
 def test_torchtitan_is_told_the_width_of_experts(etp, tmp_path):
     model, path = models.load("mixtral-8x7b"), tmp_path / "job.toml"
@@ -470,16 +368,6 @@ def test_torchtitan_is_told_the_width_of_experts(etp, tmp_path):
         True,
         False,
     )
-
-
-def test_torchtitan_splits_experts_over_one_device_unless_it_is_told(tmp_path):
-    path = tmp_path / "job.toml"
-    path.write_text(
-        "[training]\nlocal_batch_size = 1\nglobal_batch_size = 8\n[parallelism]\n"
-        "data_parallel_shard_degree = 4\ntensor_parallel_degree = 2\nexpert_parallel_degree = 4\n"
-        '[activation_checkpoint]\nmode = "none"\n'
-    )
-    assert export.read_plan(path, models.load("mixtral-8x7b")).spec.etp == 1
 
 
 @pytest.mark.parametrize(("name", "experts"), [("llama2-7b", False), ("mixtral-8x7b", True)])
@@ -512,6 +400,10 @@ STAGES_INSIDE = {"rank_order": "stages-inside"}
         ("megatron", {}, {"dp": 4, "pp": 2, "zero": 1, **STAGES_INSIDE}, set()),
         ("maxtext", {"tp": 2, "ep": 4, "etp": 1}, {"dp": 2, "zero": 3}, {"etp", "ep"}),
         ("maxtext", {"ep": 4}, {"dp": 8, "zero": 3}, set()),
+        ("megatron", {}, {"dp": 4, "zero": 1, "schedule": "zb-h1"}, set()),
+        ("torchtitan", {}, {"dp": 4, "zero": 3, "schedule": "zb-h1"}, set()),
+        ("torchtitan", {}, {"pp": 2, "dp": 4, "zero": 3, "schedule": "zb-h1"}, {"schedule"}),
+        ("maxtext", {}, {"dp": 4, "zero": 3, "schedule": "zb-h1"}, set()),
         ("maxtext", {"ep": 4}, {"dp": 8, "zero": 3, "shard": 4}, set()),
         ("torchtitan", {"tp": 2, "ep": 4, "etp": 1}, {"dp": 4, "zero": 3}, set()),
         ("torchtitan", {"tp": 4, "etp": 2}, {"dp": 4, "zero": 3}, {"etp"}),
@@ -520,7 +412,7 @@ STAGES_INSIDE = {"rank_order": "stages-inside"}
 )
 def test_what_a_framework_cannot_express_by_hand(framework, widths, layout, cases):
     strategy = {"tp": 1, "cp": 1, "cp_kind": "all-gather", "ep": 1, "etp": None} | widths
-    spec = pf.PlanSpec(**strategy, **layout, global_batch=layout["dp"])
+    spec = pf.PlanSpec(**strategy, **layout, global_batch=8 * layout["dp"])
     found = inexpressible(framework, spec.strategy, spec.layout)
     assert {case for case, applies in found.items() if applies.any()} == cases
 
@@ -568,6 +460,9 @@ def test_how_rows_reach_experts_is_written_and_read(format_, tmp_path):
         path.write_text(written.text)
         read = export.read_plan(path, model, 8).spec
         assert (read.dispatcher == dispatcher) == complete
+    for ep, said in ((2, True), (1, False)):
+        hidden = export.export_plan({**given, "ep": ep, "expert_overlap": 0.5}, model, format_)
+        assert ("--expert-overlap 0.5" in [item.what for item in hidden.unexpressed]) == said
     silent = "pretrain_gpt.py --tensor-model-parallel-size 1 --expert-model-parallel-size 2"
     (tmp_path / "own.sh").write_text(f"torchrun --nproc-per-node 8 {silent}")
     assert export.read_plan(tmp_path / "own.sh", model).spec.dispatcher == "all-gather"

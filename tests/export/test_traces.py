@@ -24,7 +24,7 @@ SCHEDULES = {"1f1b": 1, "gpipe": 1, "interleaved": 2, "zb-h1": 1, "zb-v": 2, "du
 
 def plan_with(schedule, **changes):
     given = {"tp": 2, "pp": 4, "dp": 4, "global_batch": 64, "schedule": schedule, "zero": 1}
-    given |= {"vpp": SCHEDULES[schedule], "recompute": "full:1", "micro_batch": 2}
+    given |= {"vpp": SCHEDULES.get(schedule, 2), "recompute": "full:1", "micro_batch": 2}
     return {**given, **changes}
 
 
@@ -82,6 +82,7 @@ def test_passes_end_when_the_slow_player_ends_them(schedule):
     step = pipelines.play(schedule, forward, backward, 8, weight_grad_s=weight)
     found = step.passes
     assert found["end_s"].max() == pytest.approx(step.step_s, rel=1e-12)
+    assert step.bubble_s == step.step_s - max(step.busy_s) > 0.0
     for d in range(3):
         own = found[found["device"] == d]
         assert own["end_s"].max() == pytest.approx(step.end_s[d], rel=1e-12)
@@ -164,7 +165,10 @@ def test_layers_of_a_stage_and_groups_of_one_by_hand():
     assert ranks.group_name(ranks.place(0), "data") == "data.0"
 
 
-@pytest.mark.parametrize(("schedule", "zero"), [("1f1b", 1), ("interleaved", 0), ("zb-v", 3)])
+@pytest.mark.parametrize(
+    ("schedule", "zero"),
+    [("1f1b", 1), ("interleaved", 0), ("zb-v", 3), ("dualpipe", 1), ("dualpipe-v", 0)],
+)
 def test_chakra_traces_of_all_ranks_fit_together(schedule, zero, tmp_path):
     pytest.importorskip("google.protobuf")
     from phaze_fast.export.chakra import NODES, chakra_trace
@@ -300,6 +304,8 @@ def test_a_profile_is_compared_with_a_plan(tmp_path):
         ("{", "not JSON"),
         ("{}", "traceEvents: missing"),
         ('{"traceEvents": []}', "no kernel"),
+        ('{"traceEvents": [{"ph": "X", "ts": true, "dur": 1}]}', "ts: True is not accepted"),
+        ('{"traceEvents": [{"ph": "X", "ts": 1, "dur": "1"}]}', "dur: '1' is not accepted"),
     ],
 )
 def test_a_file_that_is_no_profile(text, said, tmp_path):

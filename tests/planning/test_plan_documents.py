@@ -45,9 +45,28 @@ def test_an_edited_plan_is_refused_by_field_value_and_what_is_accepted(field, do
         PlanSpec.of(edited)
 
 
+def test_fields_around_a_plan_are_those_of_answers(document):
+    training = pf.Training(global_batch=32, micro_batch=1, **STEP)
+    plans = pf.plan("bert-large", h100(4), training, top=1)
+    answers = (plans.to_dict(), pf.why_not(plans, {"zero": 0}).to_dict())
+    for answer in (*answers, {"plan": document, "model": "bert-large", "time_s": 1.0}):
+        assert PlanSpec.of(answer).pp == 2
+        with pytest.raises(InvalidInputError) as caught:
+            PlanSpec.of({**answer, "modle": "bert-large"}, "x.json")
+        said = "x.json: modle: is no field of a document of plans; did you mean 'model'"
+        assert str(caught.value).startswith(said)
+
+
 def test_a_document_without_plans_is_refused():
     with pytest.raises(InvalidInputError, match="plan.json: plan: unknown key .plans.;"):
         PlanSpec.of({"plans": []}, "plan.json")
+
+
+@pytest.mark.parametrize(("word", "read"), [("mixed", "auto"), ("full", "full")])
+def test_a_plan_without_stages_says_what_all_of_them_recompute(word, read, document):
+    brief = {**document, "recompute": word}
+    del brief["stages"]
+    assert PlanSpec.of(brief).recompute == read
 
 
 def test_a_plan_reads_back_to_itself(document):

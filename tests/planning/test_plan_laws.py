@@ -3,14 +3,23 @@
 import math
 import random
 
+import numpy as np
 import pytest
 from case_counts import some_or_many
 from oracle_cases import random_cases
 from reference.plan_layers import Layers, Network, rank_numbers
 
+from phaze_fast import models
 from phaze_fast.explore import scaled_cluster, tier_names
-from phaze_fast.hardware import FlatFabric, Host, TieredFabric
-from phaze_fast.planning import PARTS, predict
+from phaze_fast.hardware import Cluster, FlatFabric, Host, TieredFabric, chip_records, presets
+from phaze_fast.hardware.tuning import FunctionCost
+from phaze_fast.memory import optimizer
+from phaze_fast.planning import PARTS, PlanEvaluator, Training, predict
+from phaze_fast.planning.times import (
+    least_work_s,
+    optimizer_bytes_per_s,
+    optimizer_products_s,
+)
 from phaze_fast.software import load_software
 
 SLACK = 1e-9
@@ -229,3 +238,86 @@ def test_energy_is_spent_and_more_of_it_where_more_is_computed():
         assert 0 < plain.energy_j < math.inf
         assert again.energy_j >= plain.energy_j * (1 - SLACK)
         assert again.time_s >= plain.time_s * (1 - SLACK)
+
+
+def small_evaluator(name="mixtral-8x7b", layers=2, **free):
+    """The strategies of a model of a few layers, and its problem."""
+    model = models.load(name).replace(layers=layers)
+    training = Training(global_batch=16, micro_batch=(1, 2), **free)
+    cluster = Cluster(devices=8, fabric="dgx-h100", chip="h100")
+    return PlanEvaluator(model, cluster, training, [80e9])
+
+
+@pytest.mark.parametrize("software", ["nemo", "megatron-core", "fsdp-torchtitan"])
+def test_the_least_work_is_that_of_the_bounds_of_layers(software):
+    own = small_evaluator(tp=(1, 2), cp=1, ep=(1, 4), etp=1, software=software)
+    rows = own.lazy_times(own.cluster, None, 1).rows
+    for s, work_s in enumerate(least_work_s(tuple(own.sizes), own.cluster)):
+        layers = own.sizes[s].graph.layers
+        each = zip(layers, rows.forward_s[s] + rows.plain_s[s], strict=True)
+        both_s = sum(layer.count * seconds for layer, seconds in each)
+        assert work_s == pytest.approx(both_s, rel=1e-12)
+
+
+def test_layouts_within_a_time_are_those_whose_work_takes_no_longer():
+    own = small_evaluator(tp=(1, 2, 4), cp=1, ep=(1, 2), etp=1)
+    work_s = least_work_s(tuple(own.sizes), own.cluster)
+    bounds_s = own.layout_work_bounds_s(work_s)
+    for most_s in (0.0, *np.sort(bounds_s)[[0, 9, len(bounds_s) // 2, -1]], math.inf):
+        some, strategies = own.within(work_s, most_s), own.work_bounds_s(work_s) <= most_s
+        allowed = strategies[own.layouts["strategy"]]
+        assert [one.strategy for one in some.sizes] == [
+            one.strategy for one, kept in zip(own.sizes, strategies, strict=True) if kept
+        ]
+        kept = own.layouts[allowed & (bounds_s <= most_s)]
+        assert some.layouts_left_out == allowed.sum() - len(kept)
+        for column in ("pp", "dp", "zero", "schedule", "micro_batches", "shard"):
+            assert some.layouts[column].tolist() == kept[column].tolist()
+
+
+def test_kernels_of_an_optimizer_are_launched_by_matrix_and_product():
+    """Muon's products of two kinds of layers: the host launches each, and seven more a shape."""
+    matrices = ((), ((2, 64, 128), (1, 256, 64), (1, 32, 32)))
+    muon = optimizer("muon")
+    launches = len(muon.products(matrices[1])) + 7 * 3
+    for host_s, launch_s in ((1e-3, None), (0.0, 2e-3)):
+        software = load_software("megatron-core").replace(host_s=host_s, optimizer_host_s=launch_s)
+        seconds, launching = optimizer_products_s(matrices, presets.chip("h100"), software, muon)
+        assert (seconds[0, 0], launching[0, 0]) == (0.0, 0.0)
+        if launch_s is None:
+            assert (seconds[0, 1], launching[0, 1]) == (pytest.approx(launches * host_s), 0.0)
+        else:
+            assert launching[0, 1] == pytest.approx(launches * launch_s)
+            assert 0.0 < seconds[0, 1] < launching[0, 1]
+
+
+def test_an_optimizer_streams_at_the_rate_of_memory_or_of_vector_units():
+    chip, adam = presets.chip("h100"), optimizer("adam")
+    chip = chip.replace(vector_core=chip.vector_core.replace(alus_per_lane=2))
+    records = chip_records([chip])
+    lanes_hz = chip.vector_core.count * chip.vector_core.lanes * chip.clock_hz
+    moved = 2.0 * adam.state_bytes + adam.gradient_bytes + adam.weight_bytes
+    for ops in (1.0, 1000.0):
+        cost = FunctionCost(ops_per_element=ops)
+        tuned = chip.replace(tuning=chip.tuning.replace(functions={"adamw": cost}))
+        vector = lanes_hz * chip.vector_core.alus_per_lane * tuned.tuning.clock_factor * moved / ops
+        memory = chip.memory.bandwidth_bytes_per_s * tuned.tuning.hbm_share
+        found = optimizer_bytes_per_s(records, tuned, adam)
+        assert found[0] == pytest.approx(min(memory, vector))
+        assert (vector < memory) == (ops > 1.0)
+
+
+@pytest.mark.parametrize(("schedule", "layers", "some"), [
+    ("1f1b", 3, True), ("interleaved", 8, True), ("interleaved", 6, False)
+])  # fmt: skip
+def test_only_interleaved_chunks_have_to_be_equal(schedule, layers, some):
+    """Two stages of 3 blocks are even enough, four chunks of 6 blocks are not."""
+    widths = {"tp": 1, "pp": 2, "dp": 4, "zero": 0, "vpp": 2, "rank_order": "replicas-inside"}
+    own = small_evaluator("gpt2-small", layers, schedule=schedule, recompute="none", **widths)
+    found = own.best_even(own.times(own.cluster))
+    assert bool(found) == some
+    if some:
+        given = {"pp": 2, "dp": 4, "global_batch": 16, "schedule": schedule, "recompute": "none"}
+        given |= {"vpp": 2 if schedule == "interleaved" else 1}
+        each = [predict(own.model, own.cluster, {**given, "micro_batch": b}) for b in (1, 2)]
+        assert found[0].time_s == pytest.approx(min(plan.time_s for plan in each), rel=1e-12)

@@ -137,6 +137,8 @@ def test_what_a_framework_forbids_has_its_rule_and_what_it_would_take(framework,
     for name, value in asked.items():
         assert getattr(answer.unlimited, name) == value
     assert f"{framework} cannot run such a plan" in str(answer)
+    more = answer.unlimited.time_s / answer.fastest.time_s - 1.0
+    assert f" {abs(more):.1%} {'longer' if more > 0 else 'less'} than" in str(answer)
     assert json.loads(json.dumps(answer.to_dict()))["unlimited"]["time_s"] > 0
 
 
@@ -148,6 +150,10 @@ def test_memory_stays_the_reason_where_a_framework_has_such_plans():
     assert answer.unlimited is None
     assert "there is no such plan" in str(answer)
     assert "GiB" in answer.reason
+    nothing = plan("llama2-7b", cluster, step.replace(dp=8, zero=0), threads=1)
+    said = f"llama2-7b on 8 x h100: infeasible; {nothing.shortfall}"
+    assert (nothing.headline(), "GiB" in nothing.shortfall) == (said, True)
+    assert plans.headline().startswith("llama2-7b on 8 x h100: optimal, no plan takes less than ")
 
 
 @pytest.mark.parametrize("ep", [1, 8])

@@ -235,7 +235,10 @@ def reach_of_tests(folder: Path, packages: list[str], asked) -> Path:
     sites = dict(enumerate(all_sites(packages, [NUMBA]), 1))
     paths = sorted({mutant.path for mutant in sites.values()})
     content = hashlib.sha256(b"".join((ROOT / path).read_bytes() for path in paths)).hexdigest()
-    file = folder / f"reach-python-{content[:16]}{'-slow' * asked.slow}.json"
+    plain = folder / f"reach-python-{content[:16]}.json"
+    file = plain.with_stem(f"{plain.stem}-slow") if asked.slow else plain
+    if plain.exists() and not file.exists():  # what is not slow reaches the same lines
+        file.write_bytes(plain.read_bytes())
     workshop = Workshop(folder / "reach", sites)
     workshop.make()
     done = run_tests_in_python(workshop, sites, "python", asked, {"reach": str(file)})
