@@ -75,9 +75,7 @@ def _alternatives(annotation: Any) -> list[Any]:
 class _FieldOption:
     """The option of one field of a record: its declaration and its parser."""
 
-    def __init__(
-        self, name: str, field: FieldInfo, text: str, several: bool, default: Any
-    ) -> None:
+    def __init__(self, name: str, field: FieldInfo, text: str, several: bool, default: Any) -> None:
         self.name = name
         self._default = default
         self._help = " ".join(text.replace("`", "").split())

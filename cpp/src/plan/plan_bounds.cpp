@@ -530,10 +530,6 @@ double PlanSpaceImpl::recomputed_blocks(const PricedLayout& layout, const StageC
 void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
   bounds.layout_fits.assign(layouts.size() * bounds.memory_limits.size(), {});
   bounds.without_plan.assign(bounds.memory_limits.size(), 0);
-  counted.clear();
-  for (std::size_t s = 0; s < strategies.size(); ++s) {
-    counted.push_back(counted_blocks(static_cast<int>(s)));
-  }
   std::vector<std::vector<BoundLine>> found(strategies.size() * bounds.memory_limits.size());
   std::vector<BoundLine> row_lines(layouts.size(), BoundLine{0.0, 0.0});
   bounds.fitting.assign(found.size(), {});

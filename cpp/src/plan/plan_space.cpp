@@ -98,6 +98,9 @@ Status PlanSpaceImpl::build(const PlanProblem& problem, std::span<const double> 
   if (fits.size() != layouts.size() * bounds.memory_limits.size()) return Status::kBadRules;
   if (!std::all_of(bounds.memory_limits.begin(), bounds.memory_limits.end(), is_size))
     return Status::kBadRules;
+  counted.clear();
+  for (int s = 0; s < static_cast<int>(strategies.size()); ++s)
+    counted.push_back(counted_blocks(s));
   add_bounds(fits);
   return Status::kOk;
 }
