@@ -216,6 +216,13 @@ def table(path, rows):
     return path
 
 
+def test_comments_and_blank_lines_may_precede_the_header_of_a_table(tmp_path):
+    path = table(tmp_path / "t.csv", ["h100,all_reduce,8,1024,0.02"])
+    path.write_text("# one node\n\n" + path.read_text())
+    assert is_collective_table(path)
+    assert not is_collective_table(tmp_path)
+
+
 @pytest.mark.parametrize(("row", "said"), refused_calls("cells of a table of collectives"))
 def test_wrong_cells_name_their_line(tmp_path, row, said):
     path = table(tmp_path / "t.csv", [row])

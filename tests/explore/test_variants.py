@@ -9,6 +9,7 @@ import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.explore import ChipGroups, problems_of, scaled_cluster
 from phaze_fast.explore.best_first import run_together
+from phaze_fast.explore.chip_groups import _contents
 from phaze_fast.hardware import EVERY_AREA, AreaLimit, Links
 from phaze_fast.robust import terms_mm2
 
@@ -110,6 +111,17 @@ def test_regrets_over_links_and_formats_hold_at_every_corner(some, seconds):
             for times in at_ends:
                 worst = max(worst, excess * times[own] / times[mm2 <= 600.0].min())
     assert worst <= robust.max_regret * (1 + 1e-9)
+
+
+def test_chips_have_one_number_if_they_differ_in_capacity_alone():
+    rng = np.random.default_rng(7)
+    chips = np.zeros(300, dtype=SPACE.chips.dtype)
+    names = chips.dtype.names
+    for name in ("hbm_bytes", *rng.choice([n for n in names if n != "hbm_bytes"], 4, False)):
+        chips[name] = rng.integers(1, 5, len(chips))
+    rows = [tuple(chip[name] for name in names if name != "hbm_bytes") for chip in chips]
+    pairs = set(zip(rows, _contents(chips).tolist(), strict=True))
+    assert len(pairs) == len(set(rows)) == len({number for _, number in pairs}) > 100
 
 
 def test_a_precision_and_a_format_axis_are_refused_together():

@@ -252,6 +252,14 @@ def kernel(name, ts, dur, cat="kernel"):
     return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur}
 
 
+def test_without_marks_a_step_lasts_from_the_first_kernel_to_the_last(tmp_path):
+    events = [kernel("gemm", 500.0, 4e3), kernel("ncclDevKernel_AllReduce", 1e3, 1e3)]
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    assert read_profile(path).step_s == pytest.approx(4e-3)
+    assert read_profile(path, steps=2).step_s == pytest.approx(2e-3)
+
+
 def test_a_profile_is_compared_with_a_plan(tmp_path):
     events = [kernel(f"ProfilerStep#{k}", 1e5 * k, 1e5, "user_annotation") for k in range(2)]
     for k in range(2):
