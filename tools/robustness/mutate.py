@@ -39,9 +39,9 @@ HERE = Path(__file__).parent
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 TESTS = ("memory", "hardware", "cost", "planning", "explore", "wafer", "papers", "schedule")
 """Folders of tests for mutants in C++."""
-WIDER_TESTS = (
-    "planning", "explore", "cost", "calibration", "export", "cli", "report", "robust", "papers",
-)  # fmt: skip
+WIDER_TESTS = tuple(
+    sorted(path.name for path in (ROOT / "tests").iterdir() if any(path.glob("test_*.py")))
+)
 """Folders of tests for mutants in any package of Python, after those of the package itself."""
 NUMBA = "phaze_fast/memory/kernel.py"
 NUMBA_TESTS = ("memory", "planning")
