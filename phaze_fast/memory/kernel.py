@@ -214,6 +214,8 @@ def _fewest_blocks_fit(
             state, gathered = min(state, kinds[k, _STATE]), min(gathered, kinds[k, _UNSHARDED])
             late = min(late, kinds[k, _LATE])
     fewest = chunks * (blocks // (stages * chunks)) - (2 if stages <= 2 else 0)
+    if chunks == 1 and sizes["stage_work"].max() > 0.0:  # the software divides layers by work
+        fewest = min(fewest, 1 if stages > 2 else 0)
     if fewest <= 0:
         return True
     stage = 1 if stages > 2 else 0

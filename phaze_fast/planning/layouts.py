@@ -436,4 +436,6 @@ def space_text(model: Model, cluster: Cluster, training: Training) -> str:
             "all, or, of more than 16 chunks or 1,024 assignments of unlike blocks, those with the "
             "longer chunks one after another, spread evenly, or by load"
         )
+        if training.software.stage_division != "even":
+            texts.append(f"layers of one chunk a stage as {training.software.name} divides them")
     return "; ".join(texts)

@@ -12,6 +12,7 @@ from phaze_fast import _core
 from phaze_fast.hardware import Cluster, Hbm, Tier, TieredFabric
 from phaze_fast.memory import SCHEDULES as SCHEDULE_NAMES
 from phaze_fast.planning import PlanEvaluator, PlanSpec, Training, predict
+from phaze_fast.planning.sizes import BOUNDARY_KINDS
 from phaze_fast.planning.training import TrainingStep
 from phaze_fast.software import DEFAULT, load_software
 
@@ -111,9 +112,21 @@ class Exhaustive:
 
 def partitions(evaluator, layout):
     """All cuts that a layout may have, each once."""
-    sizes, schedule = evaluator.sizes[0], SCHEDULE_NAMES[int(layout["schedule"])]
+    sizes = evaluator.sizes[int(layout["strategy"])]
+    schedule = SCHEDULE_NAMES[int(layout["schedule"])]
     widths = (int(layout[name]) for name in ("pp", "vpp", "micro_batches"))
-    yield from sorted(set(all_cuts(len(sizes.graph.order), sizes.blocks, schedule, *widths)))
+    order, work = sizes.graph.order, work_of_layers(sizes)
+    yield from sorted(set(all_cuts(len(order), sizes.blocks, schedule, *widths, work)))
+
+
+def work_of_layers(sizes):
+    """FLOP of each layer forward where the software divides layers by them, else nothing."""
+    division, graph = sizes.software.stage_division, sizes.graph
+    if division == "even":
+        return None
+    layers = [graph.layers[k] for k in graph.order]
+    ends = BOUNDARY_KINDS if division == "blocks" else ()
+    return [0.0 if layer.kind in ends else layer.forward.flops for layer in layers]
 
 
 def stage_ways(evaluator, layout, blocks):

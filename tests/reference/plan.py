@@ -3,7 +3,7 @@
 Every stage is a list of positions; `reference.plan_layers` has the layers and the ranks.
 """
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import accumulate, combinations, pairwise, permutations, product
 
 from phaze_fast.memory import TERMS
@@ -400,11 +400,28 @@ def evaluate(model, cluster, spec):
 # ---- the best of all ----
 
 
-def all_cuts(layers, blocks, schedule, stages, vpp, micro_batches):
+def divided_by_work(work, stages):
+    """The cuts whose largest work of a stage is least, early stages as long as they can be."""
+
+    @cache
+    def least(begin, left):
+        if left == 1:
+            return sum(work[begin:])
+        ends = range(begin + 1, len(work) - left + 2)
+        return min(max(sum(work[begin:end]), least(end, left - 1)) for end in ends)
+
+    most, cuts = least(0, stages) * (1 + 1e-9), [0]
+    for left in range(stages - 1, 0, -1):
+        ends = range(cuts[-1] + 1, len(work) - left + 1)
+        cuts.append(max(end for end in ends if sum(work[cuts[-1] : end]) <= most))
+    return (*cuts, len(work))
+
+
+def all_cuts(layers, blocks, schedule, stages, vpp, micro_batches, work=None):
     """Positions at which chunks begin, and the end, of every partition of a schedule.
 
     Any cuts where stages may differ, else chunks that differ by a layer at most, with the embedding
-    and the head counted as layers or not.
+    and the head counted as layers or not, and the division by `work`, where the software has it.
     """
     count = stages if schedule == "dualpipe" else stages * vpp
     searched = schedule == "1f1b" or (schedule == "zb-h1" and micro_batches >= stages)
@@ -416,6 +433,8 @@ def all_cuts(layers, blocks, schedule, stages, vpp, micro_batches):
         for longer in combinations(range(count), extras) if each else ():
             ends = list(accumulate(each + (c in longer) for c in range(count)))
             yield (0, *(1 - first + end for end in ends[:-1]), layers)
+    if work and vpp == 1 and stages <= layers:
+        yield divided_by_work(work, stages)
 
 
 def partitions(layers, spec):

@@ -54,10 +54,15 @@ CountedBlocks PlanSpaceImpl::counted_blocks(int strategy) const {
 }
 
 // Blocks of a stage at most.
-double PlanSpaceImpl::most_blocks(const LayoutRecord& layout) const noexcept {
+double PlanSpaceImpl::most_blocks(const LayoutRecord& layout) const {
   if (searches_partitions(layout)) return blocks;
   const int ends = (first_block > 0 ? 1 : 0) + (layers > last_block ? 1 : 0);
-  return layout.vpp * std::ceil(static_cast<double>(blocks + ends) / places_of(layout));
+  double most = layout.vpp * std::ceil(static_cast<double>(blocks + ends) / places_of(layout));
+  const std::vector<std::int32_t> cuts = cuts_of_software(layout);
+  for (std::size_t k = 1; k < cuts.size(); ++k) {
+    most = std::max(most, static_cast<double>(cuts[k] - cuts[k - 1]));
+  }
+  return most;
 }
 
 // The number of blocks that fit into a stage of a layout, for the smallest counted kind. Here the

@@ -728,54 +728,11 @@ void AssignmentSearch::spread_evenly(int total) {
   }
 }
 
-std::vector<std::int32_t> cuts_by_work(std::span<const double> work, int stages) {
-  const int layers = static_cast<int>(work.size());
-  std::vector<std::int32_t> cuts;
-  // Fills stage after stage up to `most`; the last gets what is left. Returns the largest work.
-  const auto fill = [&](double most) {
-    cuts.assign(1, 0);
-    double largest = 0.0;
-    for (int after = stages - 1, i = 0; after >= 0; --after) {
-      const int first = i;
-      double sum = 0.0;
-      while (i < layers - after && (after == 0 || i == first || sum + work[at(i)] <= most)) {
-        sum += work[at(i++)];
-      }
-      largest = std::max(largest, sum);
-      cuts.push_back(i);
-    }
-    return largest;
-  };
-  double low = *std::max_element(work.begin(), work.end());
-  double high = std::accumulate(work.begin(), work.end(), 0.0);
-  for (int k = 0; k < 40; ++k) {
-    const double middle = (low + high) / 2.0;
-    (fill(middle) <= middle ? high : low) = middle;
-  }
-  fill(high);
-  return cuts;
-}
-
-bool AssignmentSearch::cut_by_work(Partition* partition) {
-  const LayoutRecord& l = on_.record();
-  if (l.pp == 1 || l.vpp > 1) return false;
-  bool divides = false;
-  for (int kind = 0; kind < on_.space->kinds; ++kind) {
-    divides = divides || on_.space->size_of(l.strategy, kind).stage_work > 0.0;
-  }
-  if (!divides) return false;
-  work_of_.clear();
-  for (const std::int32_t kind : on_.space->order) {
-    work_of_.push_back(on_.space->size_of(l.strategy, kind).stage_work);
-  }
-  partition->cuts = cuts_by_work(work_of_, l.pp);
-  return true;
-}
-
 PlanStatus AssignmentSearch::even(Partition* partition) {
   const PlanStatus status = check();
   if (status != PlanStatus::kOk) return status;
-  if (cut_by_work(partition)) {
+  partition->cuts = on_.space->cuts_of_software(on_.record());
+  if (!partition->cuts.empty()) {
     const auto tied = [&](std::int32_t cut) { return on_.space->may_cut[at(cut)] == 0; };
     return std::any_of(partition->cuts.begin() + 1, partition->cuts.end() - 1, tied)
                ? PlanStatus::kBrokenTie
@@ -1002,6 +959,9 @@ void AssignmentSearch::run(double below_s, std::int64_t work, PlacedPlan* best) 
       try_all(first, last, below_s, best);
     }
   }
+  if (on_.space->cuts_of_software(on_.record()).empty()) return;
+  ++class_;  // these cuts are of no class, and loads of other stages are not those of theirs
+  if (even(&partition_) == PlanStatus::kOk) offer(below_s, best);
 }
 
 // ---- assignments, searched ----

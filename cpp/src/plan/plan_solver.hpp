@@ -448,10 +448,11 @@ class AssignmentTree {
   double open_s_ = 0.0;
 };
 
-// Assigns layers to chunks so that chunk sizes differ by at most one layer, and simulates the
-// schedule: used for schedules whose partitions are not searched. A few assignments are enumerated,
-// many are searched by branch and bound, up to a limit of work. Stores chains of passes that ruled
-// out assignments from one layout to the next; they change no answer.
+// Assigns layers to chunks so that chunk sizes differ by at most one layer, or as the software
+// divides them, and simulates the schedule: used for schedules whose partitions are not searched. A
+// few assignments are enumerated, many are searched by branch and bound, up to a limit of work.
+// Stores chains of passes that ruled out assignments from one layout to the next; they change no
+// answer.
 class AssignmentSearch {
  public:
   AssignmentSearch(const LayoutOnChip& on, RecomputeChooser& recompute, StepPlayer& step) noexcept
@@ -483,7 +484,6 @@ class AssignmentSearch {
 
   PlanStatus check() const;
   bool cut(bool count_first, int base, Partition* partition) const;
-  bool cut_by_work(Partition* partition);  // whether layers have work to divide by
   void spread_evenly(int total);
   void spread_by_load(int base, int extras, bool count_first, bool count_last);
   // `recompute`: of the stage, or -1 for the fastest variant of every layer.
@@ -502,7 +502,6 @@ class AssignmentSearch {
   StepPlayer& step_;
   std::vector<std::int32_t> extra_;  // by chunk: whether it has one more layer than others
   std::vector<double> loads_s_;      // scratch: by stage
-  std::vector<double> work_of_;      // scratch: by layer
   Partition partition_;              // that is offered
   std::vector<KnownLoad> known_;     // by stage and longer chunks
   std::uint32_t class_ = 0;          // number of the class of assignments

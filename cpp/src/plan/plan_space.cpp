@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <map>
+#include <numeric>
 #include <tuple>
 
 #include "base/numbers.hpp"
@@ -510,6 +511,42 @@ double PlanSpaceImpl::message_s(const LayoutRecord& layout, double bytes, int fr
     }
   }
   return *status == Status::kOk ? prices_.add(key, slowest) : slowest;
+}
+
+std::vector<std::int32_t> cuts_by_work(std::span<const double> work, int stages) {
+  const int layers = static_cast<int>(work.size());
+  std::vector<std::int32_t> cuts;
+  // Fills stage after stage up to `most`; the last gets what is left. Returns the largest work.
+  const auto fill = [&](double most) {
+    cuts.assign(1, 0);
+    double largest = 0.0;
+    for (int after = stages - 1, i = 0; after >= 0; --after) {
+      const int first = i;
+      double sum = 0.0;
+      while (i < layers - after && (after == 0 || i == first || sum + work[at(i)] <= most)) {
+        sum += work[at(i++)];
+      }
+      largest = std::max(largest, sum);
+      cuts.push_back(i);
+    }
+    return largest;
+  };
+  double low = *std::max_element(work.begin(), work.end());
+  double high = std::accumulate(work.begin(), work.end(), 0.0);
+  for (int k = 0; k < 40; ++k) {
+    const double middle = (low + high) / 2.0;
+    (fill(middle) <= middle ? high : low) = middle;
+  }
+  fill(high);
+  return cuts;
+}
+
+std::vector<std::int32_t> PlanSpaceImpl::cuts_of_software(const LayoutRecord& layout) const {
+  if (layout.pp == 1 || layout.vpp > 1 || layout.pp > layers) return {};
+  std::vector<double> work;
+  for (const std::int32_t kind : order) work.push_back(size_of(layout.strategy, kind).stage_work);
+  const bool divides = std::any_of(work.begin(), work.end(), [](double own) { return own > 0.0; });
+  return divides ? cuts_by_work(work, layout.pp) : std::vector<std::int32_t>{};
 }
 
 }  // namespace phaze

@@ -41,7 +41,7 @@ inline bool same_shape(const LayoutRecord& a, const LayoutRecord& b) noexcept {
 }
 
 // Whether all partitions of a layout are searched; those of others are assignments of layers to
-// chunks that differ by one layer at most.
+// chunks that differ by one layer at most, and `PlanSpaceImpl::cuts_of_software`.
 inline bool searches_partitions(const LayoutRecord& layout) noexcept {
   const PipelineSchedule schedule = schedule_of(layout);
   if (layout.vpp > 1) return false;
@@ -231,6 +231,8 @@ class PlanSpaceImpl {
 
   LayoutBounds bounds;
 
+  // Where the software divides layers by work: its cuts; else none.
+  std::vector<std::int32_t> cuts_of_software(const LayoutRecord& layout) const;
   const LayerKindRecord& size_of(int strategy, int kind) const noexcept {
     return sizes[at(strategy) * at(kinds + 1) + at(kind)];
   }
@@ -274,7 +276,7 @@ class PlanSpaceImpl {
                       std::int64_t outer, std::int64_t outer_stride, Status* status);
   void add_bounds(std::span<const std::uint8_t> fits);  // plan_bounds.cpp
   CountedBlocks counted_blocks(int strategy) const;
-  double most_blocks(const LayoutRecord& layout) const noexcept;
+  double most_blocks(const LayoutRecord& layout) const;
   void keep_lines(std::vector<std::vector<BoundLine>> found, std::span<const BoundLine> row_lines);
   LayoutBound bound_of(const PricedLayout& layout) const;
   StageCapacities capacities_of(const PricedLayout& layout, const BlockCapacity& capacity) const;

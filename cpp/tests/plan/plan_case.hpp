@@ -131,6 +131,15 @@ inline void add_chunks(Case& c, std::mt19937& random, int layouts) {
   }
 }
 
+// The software divides layers over stages by work, with a head of up to ten blocks.
+inline void divide_by_work(Case& c, std::mt19937& random) {
+  const double blocks = std::uniform_int_distribution<int>(0, 20)(random) / 2.0;
+  c.sizes[0].stage_work = 0.0;
+  c.sizes[1].stage_work = 1.0;
+  c.sizes[2].stage_work = blocks;
+  c.forward[2] = blocks * (c.forward[1] + c.plain[1]);
+}
+
 // The same problem with its recompute variants in another order.
 inline void permute_variants(Case& c, const std::vector<std::size_t>& order) {
   const std::vector<LayerKindRecord> sizes = c.sizes;

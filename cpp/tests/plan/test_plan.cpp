@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "check.hpp"
@@ -166,6 +167,7 @@ void order_of_variants_changes_nothing(unsigned seed) {
     Case c;
     build(c, random, 20, 14);
     add_chunks(c, random, 20);
+    if (seed % 2 == 0) divide_by_work(c, random);
     permute_variants(c, order);
     CHECK(built(c, seed % 2 == 1) == Status::kOk);
     const std::vector<KindTimes> all{c.times()};
@@ -193,10 +195,24 @@ void order_of_variants_changes_nothing(unsigned seed) {
 }
 
 // The least time over all assignments whose chunks differ by a layer at most, embedding and head
-// counted as layers or not, each stage with the fastest recomputation that fits.
+// counted as layers or not, and as the software divides them, each stage with the fastest
+// recomputation that fits.
 double best_assignment(const Case& c, std::size_t layout, int places, int* count) {
   const auto blocks = static_cast<int>(c.order.size()) - 2;
   double best = kInfinite;
+  const auto consider = [&](Partition p) {
+    c.space.choose_recompute(layout, c.times(), c.memory_limit, &p);
+    const PlanEstimate e = c.space.estimate(layout, p, c.times(), {}, c.memory_limit, nullptr);
+    if (e.status == 0) best = std::min(best, e.time_s);
+    ++*count;
+  };
+  if (c.sizes[1].stage_work > 0.0 && c.layouts[layout].vpp == 1) {
+    std::vector<double> work;
+    for (const std::int32_t kind : c.order) {
+      work.push_back(c.sizes[static_cast<std::size_t>(kind)].stage_work);
+    }
+    consider({cuts_by_work(work, places), {}});
+  }
   for (int ends = 0; ends < 4; ++ends) {
     const int first = ends & 1;
     const int total = blocks + first + (ends >> 1);
@@ -210,10 +226,7 @@ double best_assignment(const Case& c, std::size_t layout, int places, int* count
         p.cuts.push_back(position += total / places + longer[static_cast<std::size_t>(k)]);
       }
       p.cuts.push_back(blocks + 2);
-      c.space.choose_recompute(layout, c.times(), c.memory_limit, &p);
-      const PlanEstimate e = c.space.estimate(layout, p, c.times(), {}, c.memory_limit, nullptr);
-      if (e.status == 0) best = std::min(best, e.time_s);
-      ++*count;
+      consider(std::move(p));
     } while (std::prev_permutation(longer.begin(), longer.end()));
   }
   return best;
@@ -252,6 +265,7 @@ void best_of_many_assignments(unsigned seed, int* many) {
   c.forward[2] = 0.1 * draw(1, 30);
   c.fabric.devices = 16;
   c.memory_limit = 1e6 * draw(40, 300);
+  if (seed % 3 != 0) divide_by_work(c, random);
   CHECK(built(c, seed % 2 == 1) == Status::kOk);
   int count = 0;
   const double best = best_assignment(c, 0, places, &count);
