@@ -362,15 +362,14 @@ class LayoutGrid:
 
 def sharing_counts(dp: int, ep: int) -> list[int]:
     """List over how many of `dp` replicas state may be sharded, where experts span `ep` of them."""
-    return [n for n in range(ep, dp + 1, ep) if dp % n == 0]
+    return [n for n in divisors(dp) if n % ep == 0]
 
 
 def _replicas_in_node(dp: Array, most: Array, ep: int) -> Array:
     """Count the replicas of a node that can shard state; 0 where that is none or all of them."""
     inside = np.zeros(len(dp), dtype=np.int64)
-    for replicas, limit in set(zip(dp.tolist(), most.tolist(), strict=True)):
-        counts = [n for n in sharing_counts(replicas, ep) if n <= limit and n < replicas]
-        inside[(dp == replicas) & (most == limit)] = counts[-1] if counts else 0
+    for count in range(ep, int(most.max(initial=0)) + 1, ep):
+        inside[(dp % count == 0) & (count <= most) & (count < dp)] = count
     return inside
 
 
