@@ -72,6 +72,20 @@ def test_a_predicted_step_allocates_what_the_player_does(step):
     assert plan.fullest.holders
 
 
+def test_what_holds_the_peak_is_named_with_its_layer():
+    """The head where its gradients are widest, else the block before it; the first stage has none."""
+    narrow, wide = (
+        {"width": width, "residual": False, "weights": True, "saves": "both", "temporaries": 2}
+        for width in (8, 64)
+    )
+    for layers, head, last in (([[narrow]], [wide] * 3, "head"), ([[wide] * 3], [], "layers.1")):
+        graph = traced({"layers": layers, "times": 2, "head": head})
+        (whole,) = predicted(graph, 400).stages
+        first, second = predicted(graph, 400, devices=2, pp=2).stages
+        for stage, layer in ((whole, last), (first, "layers.0"), (second, last)):
+            assert f" of {layer} runs; it holds " in stage.holders
+
+
 @settings(max_examples=50)
 @given(STEPS)
 def test_recomputing_layers_stores_no_more(step):

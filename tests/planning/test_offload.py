@@ -87,6 +87,9 @@ def test_the_host_updates_the_state_that_it_has():
     )
     moved_s = parameters / 8 * (2 * 12 + 4 + 2) / 76.8e9  # the host's memory binds
     assert there.parts_s["optimizer"] == pytest.approx(moved_s, rel=1e-3)
+    slow = pf.predict(MODEL, node(link=0.1), {**given, "offload_optimizer": True})
+    link_s = parameters / 8 * 4 / 5.5e9  # gradients arrive while weights, half as long, return
+    assert slow.parts_s["optimizer"] == pytest.approx(link_s, rel=1e-3)
     assert there.stages[0].memory["optimizer"] == 0.0
     saved = here.memory_bytes - there.memory_bytes
     assert saved == pytest.approx(12 * parameters / 8, rel=1e-9)

@@ -20,6 +20,7 @@ from phaze_fast.planning import (
     plan,
     planner,
 )
+from phaze_fast.units import format_bytes
 
 
 def cluster(devices, memory_gib=80):
@@ -98,6 +99,22 @@ def test_nothing_fits_with_a_reason():
     assert len(found("gpt3-175b", devices // 2)) == 0
     odd = found("gpt2-small", 8, global_batch=7, micro_batch=2)
     assert "does not divide the batch of 7" in str(odd.infeasible)
+
+
+def test_the_stage_that_does_not_fit_is_the_fullest_of_the_best_partition():
+    """Two stages of four blocks: of all cuts, the one whose fuller stage has the least bytes."""
+    model = pf.models.load("gpt2-small").replace(layers=4)
+    step = {"global_batch": 4, "micro_batch": 2, "tp": 1, "pp": 2, "dp": 1, "zero": 0}
+    step |= {"schedule": "1f1b", "recompute": "none", "reserved_bytes": 2**28}
+    cuts = [pf.predict(model, cluster(2), {**step, "stages": (k, 6 - k)}) for k in range(1, 6)]
+    best = min(cuts, key=lambda cut: cut.memory_bytes)
+    at, stage = max(enumerate(best.stages), key=lambda item: item[1].memory_bytes)
+    term, term_bytes = max(stage.memory.items(), key=lambda item: item[1])
+    assert plan(model, cluster(2, 1.25), Training(**step)).shortfall == (
+        f"at best (tp 1, pp 2, dp 1, zero 0, micro-batch 2, recompute none) stage {at} needs "
+        f"{format_bytes(stage.memory_bytes)}, {format_bytes(stage.memory_bytes - 2**30)} too much; "
+        f"most of it is {term} ({format_bytes(term_bytes)})"
+    )
 
 
 def test_a_cluster_without_chip_or_memory_is_refused():

@@ -7,7 +7,7 @@ from phaze_fast.hardware import Cluster, FlatFabric, Tier, TieredFabric
 from phaze_fast.models import MixtureOfExperts, TransformerModel
 from phaze_fast.opgraph import Strategy, layer_graph
 from phaze_fast.planning import PlanSpec, predict
-from phaze_fast.planning.sizes import _stand_ins
+from phaze_fast.planning.sizes import _stand_ins, strategy_sizes
 from phaze_fast.software import DEFAULT, load_software
 
 TINY = TransformerModel(
@@ -254,6 +254,10 @@ def test_buffers_by_hand():
     assert piped == 2 * MESSAGE
     both = found(flat(1e9), pp=2, tp=2).memory["communication"]
     assert both == MESSAGE + 2 * MESSAGE / 2
+    one, other = (
+        strategy_sizes(TINY, Strategy(sequence_parallel=rows), ("none",)) for rows in (True, False)
+    )
+    assert one.record == other.record  # one device has all rows
 
 
 @pytest.mark.parametrize(("zero", "each"), [(1, 0), (2, GRADIENT), (3, WEIGHT + GRADIENT)])

@@ -12,6 +12,7 @@ from plan_cases import (
     allowed,
     evaluator_of,
     exhaustive,
+    h100,
     kind_of_layout,
     partitions,
     plans_of_layout,
@@ -481,6 +482,22 @@ def test_more_layouts_than_few_are_excluded_and_counted(monkeypatch):
     evaluator = planner._evaluator(model, cluster, Training(global_batch=512))
     assert found.status == "optimal"
     assert 0 < found.excluded[1] <= len(evaluator.layouts) - found.tried
+
+
+def test_where_the_least_work_does_not_fit_eight_times_as_much_comes_next(monkeypatch):
+    """A node of little memory: every layout is tried, refused or left out, and some are left out."""
+    monkeypatch.setattr(planner, "_FEW_STRATEGIES", 2)
+    monkeypatch.setattr(planner, "_FEW_LAYOUTS", 4)
+    problem = pf.models.load("gpt2-small"), h100(8, 3), Training(global_batch=32, tp=(1, 2))
+    planner._evaluator.cache_clear()
+    found = plan(*problem, top=1, threads=1)
+    evaluator = planner._evaluator(*problem)
+    assert found.status == "optimal"
+    assert found.excluded[1] > 0
+    left_out = len(evaluator.layouts) - found.excluded[1]
+    over = sum(count for why, count in found.rejected.items() if why.startswith("memory: tp"))
+    assert found.excluded[0] == 0
+    assert found.tried + over == left_out
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -27,6 +27,7 @@ from phaze_fast.planning import (
     predict_batch,
     step_s,
 )
+from phaze_fast.planning.plans import plan_groups
 from phaze_fast.software import DEFAULT, load_software
 
 ON = Cluster(devices=16, fabric="dgx-h100", chip="h100")
@@ -134,6 +135,21 @@ def test_rows_that_share_steps_and_prices_are_what_they_are_alone():
         alone = batch_of("llama2-7b", ON, step, rows[k : k + 1])
         for name, column in alone.to_dict().items():
             assert column[0] == together.to_dict()[name][k], name
+
+
+def test_rows_with_experts_are_what_they_are_alone():
+    """How experts are spread is read with the tensor width: 0 is that width, as it is by name."""
+    model, step = models.load("mixtral-8x7b").replace(layers=2), Training(global_batch=32)
+    rows = [
+        {"tp": tp, "dp": 16 // tp, "ep": ep, "etp": etp, "dispatcher": dispatcher, "zero": 1}
+        for tp, etp in ((2, 0), (2, 1), (2, 2), (1, 0), (1, 1))
+        for ep, dispatcher in ((1, "all-to-all"), (4, "all-to-all"), (4, "all-gather"))
+    ]
+    many = batch_of(model, ON, step, rows)
+    for k, row in enumerate(rows):
+        alone = {**row, "etp": row["etp"] or None, "global_batch": 32}
+        same_row(many, k, predict(model, ON, alone))
+    assert len(set(many.time_s.tolist())) == 9
 
 
 def test_rows_in_any_order_are_the_same():
@@ -391,6 +407,9 @@ def test_devices_intervals_and_overlap_of_a_plan():
     mine = load_software(DEFAULT).replace(name="mine", step_ratios=(0.8, 1.5))
     own = predict("llama2-7b", ON, spec.replace(seq=8192, software=mine))
     assert own.interval_s == pytest.approx((0.8 * own.time_s, 1.5 * own.time_s), rel=1e-12)
+    for dp, reach in ((4, "node"), (8, "cluster")):  # eight devices are a whole node
+        own = predict("gpt2-small", ON, PlanSpec(global_batch=32, tp=2, dp=dp, idle=True))
+        assert next(plan_groups(own, ON)) == f"h100, {DEFAULT}, {reach}, tensor"
     # One stage has no other micro-batch whose passes could hide an exchange.
     alone = PlanSpec(global_batch=32, pp=1, dp=4, ep=4, schedule="dualpipe", vpp=2)
     assert not alone.strategy.overlap_experts

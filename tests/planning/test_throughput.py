@@ -95,12 +95,17 @@ def test_a_plan_says_the_same_of_itself():
     found = step_throughput(models.load("llama2-7b"), 64, plan.time_s, 8, peak, seq=plan.seq)
     assert found.tokens_per_s == pytest.approx(plan.tokens_per_s)
     assert 0 < found.mfu_causal < found.mfu < 1
-    given = {"tp": 2, "cp": 2, "dp": 2, "global_batch": 16, "recompute": "full"}
-    plan = pf.predict("llama2-7b", cluster, given)
-    strategy = Strategy(tp=2, cp=2, sequence_parallel=True)
-    block = layer_graph(models.load("llama2-7b"), strategy).layers[1]
-    repeated = block.count * block.forward.flops * 8 * plan.micro_batches
-    assert (plan.hfu - plan.mfu) * plan.time_s * 8 * peak == pytest.approx(repeated, rel=1e-9)
+    for widths in (
+        {"tp": 2, "cp": 2, "dp": 2},
+        {"tp": 2, "pp": 4, "schedule": "1f1b"},
+        {"tp": 2, "pp": 4, "schedule": "dualpipe", "vpp": 2},  # two copies, half the batch each
+    ):
+        given = {**widths, "global_batch": 16, "recompute": "full"}
+        plan = pf.predict("llama2-7b", cluster, given)
+        strategy = Strategy(tp=2, cp=plan.cp, sequence_parallel=True)
+        block = layer_graph(models.load("llama2-7b"), strategy).layers[1]
+        repeated = block.count * block.forward.flops * 2 * plan.cp * 16
+        assert (plan.hfu - plan.mfu) * plan.time_s * 8 * peak == pytest.approx(repeated, rel=1e-9)
 
 
 @pytest.mark.parametrize("field", ["time_s", "devices", "peak_flops"])
