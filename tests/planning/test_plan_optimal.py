@@ -130,6 +130,17 @@ def test_every_plan_that_predict_scores_is_one_that_was_looked_at(cases):
             assert fits == 0 or len(best)
 
 
+@pytest.mark.parametrize("seed", [1021, 1024])
+def test_plans_of_a_search_that_was_stopped_are_listed_by_their_seconds(seed):
+    """Though bounds of layers ranked them, since few were scheduled."""
+    problem = random_problem(random.Random(seed), 6, 16)
+    found = plan(*problem, top=20, threads=1, stop=lambda: True)
+    assert not found.complete
+    seconds = [each.time_s for each in found.plans]
+    assert len(seconds) == 20
+    assert seconds == sorted(seconds)
+
+
 # ---- larger problems: random plans, and laws ----
 
 LARGER = {

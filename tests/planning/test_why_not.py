@@ -37,6 +37,17 @@ def test_the_best_of_what_is_asked_about_is_held_against_the_fastest(found):
     assert "tensor_comm +" in str(answer)
 
 
+@pytest.mark.parametrize("asked", [{"tp": 8}, {"pp": 2}])
+def test_the_four_parts_that_differ_most_are_named_from_a_hundredth_on(found, asked):
+    answer = why_not(found, asked, threads=1)
+    excess_s = answer.plan.time_s - found.best.time_s
+    largest = sorted(answer.parts_s, key=lambda name: abs(answer.parts_s[name]), reverse=True)[:4]
+    named = [name for name in largest if abs(answer.parts_s[name]) > 0.01 * excess_s]
+    listed = re.findall(r"(\w+) ([+-])\d", str(answer).partition("against the fastest: ")[2])
+    assert listed == [(name, "+-"[answer.parts_s[name] < 0]) for name in named]
+    assert f"takes {answer.slower_by:.1%} longer than the fastest" in str(answer)
+
+
 def test_the_fastest_itself_is_said_to_be_so(found):
     best = found.best
     answer = why_not(found, {"tp": best.tp, "pp": best.pp, "dp": best.dp}, threads=1)
