@@ -1,0 +1,87 @@
+"""What a search looks at and when it stops: limits, ties, budgets, and counts of its work."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from search_cases import some_with_every_hbm
+
+import phaze_fast as pf
+from phaze_fast.explore import (
+    BestFirstSearch,
+    Budget,
+    ChipGroups,
+    Explorer,
+    LimitedSearch,
+    best_first,
+    problems_of,
+)
+
+MODEL = pf.models.load("gpt2-small").replace(layers=3)
+CLUSTER = pf.Cluster(devices=4, fabric="tpuv4-pod")
+STEP = pf.Training(global_batch=16, seq=256, micro_batch=(1, 4), tp=(1, 2), schedule="1f1b")
+
+
+def chips(count=6, sizes=(8, 16), seed=1):
+    """Groups of chips with the same capacities each, in GiB; fractions are allowed."""
+    records = some_with_every_hbm(seed, count).chips[::3].repeat(len(sizes))
+    records["hbm_bytes"] = np.tile(np.array(sizes) * 2.0**30, count)
+    spec = some_with_every_hbm(seed, 1).spec
+    return ChipGroups.of_records(records, np.arange(len(records)) + 100.0, spec.like)
+
+
+def searched(groups, kind=BestFirstSearch, step=STEP, **options):
+    problems = problems_of([MODEL], groups, CLUSTER, step)
+    search = kind(problems, groups, **options)
+    search.run()
+    return search
+
+
+def work(search):
+    """What every wave did."""
+    return [(p.bounded, p.scheduled, p.placed, p.open, p.bound) for p in search.history]
+
+
+@pytest.mark.parametrize(
+    ("passed_s", "limit_s", "complete"),
+    [(0.0, 0.0, True), (2.0, 2.0, True), (2.0, 3.0, True), (2.0, 1.0, False)],
+)
+def test_a_search_stops_once_more_than_its_time_has_passed(
+    monkeypatch, passed_s, limit_s, complete
+):
+    groups = chips(2)
+    search = BestFirstSearch(problems_of([MODEL], groups, CLUSTER, STEP), groups)
+    search._began, now = 100.0, 100.0 + passed_s
+    monkeypatch.setattr(best_first, "_SEEDS", (1, 1, 1, 1))
+    monkeypatch.setattr(best_first, "time", SimpleNamespace(monotonic=lambda: now))
+    assert search.run(Budget(time_limit_s=limit_s)) is complete
+
+
+def test_a_capacity_on_which_nothing_fits_changes_no_work():
+    """A group's limit is the best of its scores, though it has none with some capacity."""
+    with_small, alone = (searched(chips(40, sizes), top=40) for sizes in ((0.01, 16), (16,)))
+    assert work(with_small) == work(alone)
+    assert 0 < alone.placed < alone.tables[0].level.size
+
+
+def test_a_bound_equal_to_its_limit_is_placed():
+    groups = chips()
+    limits = np.full(len(groups), np.inf)
+    first = searched(groups, LimitedSearch, limits=limits)
+    exact, _ = first.exact()
+    assert np.isfinite(exact).all()
+    again = LimitedSearch(problems_of([MODEL], groups, CLUSTER, STEP), groups, exact)
+    again.known = first.candidate_bounds()
+    assert again.exact()[0].tolist() == exact.tolist()
+
+
+def test_bounds_of_points_are_rounded_down():
+    space = some_with_every_hbm(1, 4)
+    groups = ChipGroups.of(space)
+    (table,) = BestFirstSearch(problems_of([MODEL], groups, CLUSTER, STEP), groups).tables
+    table.bound_all()
+    least = table.least.min(axis=0)[groups.of_chip[:, 0]]
+    bounds = Explorer(MODEL, space, CLUSTER, STEP).bounds_s
+    largest = groups.of_chip[:, 1] == len(groups.capacities) - 1
+    assert (bounds < least)[largest].all()
+    assert bounds[largest] == pytest.approx(least[largest], rel=1e-11, abs=0.0)
