@@ -85,3 +85,52 @@ def test_bounds_of_points_are_rounded_down():
     largest = groups.of_chip[:, 1] == len(groups.capacities) - 1
     assert (bounds < least)[largest].all()
     assert bounds[largest] == pytest.approx(least[largest], rel=1e-11, abs=0.0)
+
+
+# ---- waves ----
+
+
+@pytest.mark.parametrize(
+    ("models", "waiting", "size"),
+    [
+        (1, 1, 4096), (1, 40_000, 5000), (2, 40_000, 8192), (2, 80_000, 10_000),
+        (1, 10**6, 32_768), (9, 10**6, 36_864),
+    ],
+)  # fmt: skip
+def test_a_wave_is_an_eighth_of_what_waits_within_limits(models, waiting, size):
+    search = object.__new__(BestFirstSearch)
+    search.tables = [None] * models
+    assert search._wave(waiting) == size
+
+
+def recorded_bounds(monkeypatch, one_step, limit_s, kept=3):
+    """Groups and step of each call to bound seven candidates that did no step yet."""
+    groups, calls = chips(7), []
+    search = BestFirstSearch(problems_of([MODEL], groups, CLUSTER, STEP), groups)
+    (table,) = search.tables
+    search._begin()
+    bound = table.bound
+
+    def noted(s, some, level, threads=None):
+        calls.append((some.tolist(), level))
+        bound(s, some, level, threads)
+
+    monkeypatch.setattr(table, "bound", noted)
+    monkeypatch.setattr(best_first, "KEPT_PRICES", kept)
+    search.best.limit = limit_s
+    search._bound_further(0, 0, np.arange(7), 2, one_step, 1)
+    return calls, table.least[0]
+
+
+def test_candidates_are_bounded_by_all_steps_while_their_prices_are_kept(monkeypatch):
+    calls, _ = recorded_bounds(monkeypatch, False, np.inf)
+    parts = ([0, 1, 2], [3, 4, 5], [6])
+    assert calls == [(part, level) for part in parts for level in (2, 3)]
+    assert recorded_bounds(monkeypatch, True, np.inf)[0] == [([0, 1, 2, 3, 4, 5, 6], 2)]
+    assert recorded_bounds(monkeypatch, False, 0.0)[0] == [(part, 2) for part in parts]
+
+
+def test_a_candidate_whose_bound_equals_the_limit_goes_on(monkeypatch):
+    _, least = recorded_bounds(monkeypatch, True, np.inf)
+    calls, _ = recorded_bounds(monkeypatch, False, least.min(), kept=7)
+    assert calls[1:] == [([int(least.argmin())], 3)]
