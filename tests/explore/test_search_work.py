@@ -12,10 +12,12 @@ from phaze_fast.explore import (
     Budget,
     ChipGroups,
     Explorer,
+    LeastProductSearch,
     LimitedSearch,
     best_first,
     problems_of,
 )
+from phaze_fast.explore.candidates import PLACED, SCHEDULED
 
 MODEL = pf.models.load("gpt2-small").replace(layers=3)
 CLUSTER = pf.Cluster(devices=4, fabric="tpuv4-pod")
@@ -55,6 +57,7 @@ def test_a_search_stops_once_more_than_its_time_has_passed(
     monkeypatch.setattr(best_first, "_SEEDS", (1, 1, 1, 1))
     monkeypatch.setattr(best_first, "time", SimpleNamespace(monotonic=lambda: now))
     assert search.run(Budget(time_limit_s=limit_s)) is complete
+    assert {progress.seconds for progress in search.history} == {passed_s}
 
 
 def test_a_capacity_on_which_nothing_fits_changes_no_work():
@@ -134,3 +137,110 @@ def test_a_candidate_whose_bound_equals_the_limit_goes_on(monkeypatch):
     _, least = recorded_bounds(monkeypatch, True, np.inf)
     calls, _ = recorded_bounds(monkeypatch, False, least.min(), kept=7)
     assert calls[1:] == [([int(least.argmin())], 3)]
+
+
+# ---- searches within limits ----
+
+
+def test_limits_of_groups_bound_the_work_and_small_capacities_do_not():
+    groups, both = chips(8, (16,)), chips(8, (0.01, 16))
+    size = 8 * len(problems_of([MODEL], groups, CLUSTER, STEP)[0])
+    free = [searched(some, LimitedSearch, limits=np.full(8, np.inf)) for some in (groups, both)]
+    assert work(free[0]) == work(free[1])
+    assert 0 < free[0].placed < size
+    exact = [search.exact()[0] for search in free]
+    assert exact[0].tolist() == exact[1].tolist()
+    assert np.isfinite(exact[0]).all()
+    assert searched(groups, LimitedSearch, limits=exact[0] / 100.0).placed == 0
+
+
+def products(limit, slack, factors=(2.0, 1.0, 4.0, 1.0)):
+    groups = chips(4, (16,))
+    problems = problems_of([MODEL], groups, CLUSTER, STEP)
+    return LeastProductSearch(problems, groups, np.array(factors), limit, slack)
+
+
+@pytest.mark.parametrize(
+    ("limit", "slack", "known", "unproven", "wanted"),
+    [
+        (np.inf, 0.0, {}, False, (np.inf, -1, np.inf)),
+        (9.0, 0.0, {}, False, (np.inf, -1, 9.0)),
+        (9.0, 0.0, {0: 8.0, 2: 8.0, 3: 8.5}, False, (8.0, 0, 8.0)),
+        (9.0, 0.25, {3: 8.0, 2: 8.0}, False, (8.0, 2, 6.0)),
+        (5.0, 0.25, {3: 8.0}, False, (8.0, 3, 5.0)),
+        (9.0, 0.0, {1: 8.0}, True, (8.0, 1, 3.0)),
+        (9.0, 0.75, {1: 8.0}, True, (8.0, 1, 2.0)),
+    ],
+)
+def test_the_least_product_and_its_bound_by_hand(limit, slack, known, unproven, wanted):
+    """Bounds of the groups are 2, 3, 1, 5, and so those of their products 4, 3, 4, 5."""
+    search = products(limit, slack)
+    search.run = lambda: True
+    search.tables[0].least[:] = [2.0, 3.0, 1.0, 5.0]
+    search.tables[0].unproven = {(0, 1)} if unproven else set()
+    for group, product in known.items():
+        search.best.note(group, product)
+    assert search.least() == wanted
+
+
+def test_limits_of_products_by_hand():
+    search, groups = products(5.0, 0.25), np.array([0, 2, 3])
+    assert search._limits(groups).tolist() == [2.5, 1.25, 5.0]
+    search.begin_with(groups, np.array([2.0, 1.25, 6.0]))  # products 4 and 5; 6 is above the limit
+    assert search.best.scores == {0: 4.0, 2: 5.0}
+    assert search._limits(groups).tolist() == [1.5, 0.75, 3.0]
+    search.scores.scores[3, 0] = 0.5
+    search._note_best(3)
+    assert search.best.best == 0.5
+
+
+def test_products_below_a_limit_are_searched_without_a_first_incumbent(monkeypatch):
+    seeded = []
+    monkeypatch.setattr(BestFirstSearch, "_seed", lambda *given: seeded.append(given))
+    for limit, known, first in ((np.inf, [], 1), (5.0, [], 0), (np.inf, [3], 0)):
+        search = products(limit, 0.0)
+        search.begin_with(np.array(known, dtype=int), np.ones(len(known)))
+        search._seed(budgeted=False)
+        assert (len(seeded), seeded.clear()) == (first, None)
+
+
+# ---- schedules that are not proven ----
+
+
+def unproven_search(**options):
+    """A search for two of four groups, all of whose plans count as not proven."""
+    search = searched(chips(4, (16,)), top=2, **options)
+    (table,) = search.tables
+    table.unproven = {tuple(at) for at in np.argwhere(table.level >= 0).tolist()}
+    search.asked = []
+    table.prove = lambda *given: search.asked.append(given)
+    return search, table
+
+
+def test_what_may_be_better_than_the_winners_is_proven():
+    search, table = unproven_search()
+    first, second, third, _ = np.argsort(search.scores.scores[:, 0]).tolist()
+    best, limit = search.scores.scores[[first, second], 0].tolist()
+    assert search.best.limit == limit
+    table.level[:] = PLACED
+    table.least[:] = limit  # not below the limit: no other group is looked at
+    table.least[:, first] = (best, best / 2, best * 1.5, best / 2)
+    table.level[3, first] = SCHEDULED
+    table.least[:, third] = (2.0 * limit, limit / 2, limit, limit)
+    table.unproven -= {(k, third) for k in range(1, len(table.least))}
+    search.chosen[0].pop((third, 0), None)  # without a plan nothing limits its proof
+    before = set(table.unproven)
+    search._prove()
+    most = best_first._MORE_NODES
+    wanted = [(0, first, most, best), (0, third, most, np.inf), (1, first, most, best)]
+    assert search.asked == sorted(wanted)
+    assert before - table.unproven == {(2, first)}  # longer than the plan of another strategy
+    assert search._bound() == min(best, limit) / 2
+
+
+@pytest.mark.parametrize("options", [{"objectives": ("time", "area")}, {"objective": "energy"}])
+def test_no_schedule_is_proven_for_fronts_and_joules(options):
+    search, table = unproven_search(**options)
+    table.least[:] = 0.0
+    search._prove()
+    assert search.asked == []
