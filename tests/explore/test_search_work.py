@@ -155,7 +155,7 @@ def test_limits_of_groups_bound_the_work_and_small_capacities_do_not():
 
 
 def products(limit, slack, factors=(2.0, 1.0, 4.0, 1.0)):
-    groups = chips(4, (16,))
+    groups = chips(4, (0.01, 16))  # nothing fits with the smaller capacity
     problems = problems_of([MODEL], groups, CLUSTER, STEP)
     return LeastProductSearch(problems, groups, np.array(factors), limit, slack)
 
@@ -186,12 +186,12 @@ def test_the_least_product_and_its_bound_by_hand(limit, slack, known, unproven, 
 def test_limits_of_products_by_hand():
     search, groups = products(5.0, 0.25), np.array([0, 2, 3])
     assert search._limits(groups).tolist() == [2.5, 1.25, 5.0]
-    search.begin_with(groups, np.array([2.0, 1.25, 6.0]))  # products 4 and 5; 6 is above the limit
-    assert search.best.scores == {0: 4.0, 2: 5.0}
+    search.begin_with(groups, np.array([3.0, 1.25, 4.0]))  # products 6, above the limit, 5 and 4
+    assert search.best.scores == {2: 5.0, 3: 4.0}
     assert search._limits(groups).tolist() == [1.5, 0.75, 3.0]
-    search.scores.scores[3, 0] = 0.5
-    search._note_best(3)
-    assert search.best.best == 0.5
+    search.scores.scores[2, 1] = 0.5
+    search._note_best(2)
+    assert search.best.best == 2.0
 
 
 def test_products_below_a_limit_are_searched_without_a_first_incumbent(monkeypatch):
