@@ -51,13 +51,16 @@ def work(search):
 def test_a_search_stops_once_more_than_its_time_has_passed(
     monkeypatch, passed_s, limit_s, complete
 ):
-    groups = chips(2)
+    groups = chips(2, (16,))
     search = BestFirstSearch(problems_of([MODEL], groups, CLUSTER, STEP), groups)
     search._began, now = 100.0, 100.0 + passed_s
     monkeypatch.setattr(best_first, "_SEEDS", (1, 1, 1, 1))
     monkeypatch.setattr(best_first, "time", SimpleNamespace(monotonic=lambda: now))
     assert search.run(Budget(time_limit_s=limit_s)) is complete
     assert {progress.seconds for progress in search.history} == {passed_s}
+    counts, left = search.counts(), search.history[-1].open
+    assert (left > 0, counts["open"]) == (not complete, left)
+    assert sum(counts.values()) == search.tables[0].level.size
 
 
 def test_a_capacity_on_which_nothing_fits_changes_no_work():
