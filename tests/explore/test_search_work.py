@@ -52,7 +52,8 @@ def test_a_search_stops_once_more_than_its_time_has_passed(
     monkeypatch, passed_s, limit_s, complete
 ):
     groups = chips(2, (16,))
-    search = BestFirstSearch(problems_of([MODEL], groups, CLUSTER, STEP), groups)
+    models = [MODEL, MODEL.replace(name="odd", hidden=192, heads=3)]  # no width of 2 divides 3
+    search = BestFirstSearch(problems_of(models, groups, CLUSTER, STEP), groups)
     search._began, now = 100.0, 100.0 + passed_s
     monkeypatch.setattr(best_first, "_SEEDS", (1, 1, 1, 1))
     monkeypatch.setattr(best_first, "time", SimpleNamespace(monotonic=lambda: now))
@@ -60,7 +61,9 @@ def test_a_search_stops_once_more_than_its_time_has_passed(
     assert {progress.seconds for progress in search.history} == {passed_s}
     counts, left = search.counts(), search.history[-1].open
     assert (left > 0, counts["open"]) == (not complete, left)
-    assert sum(counts.values()) == search.tables[0].level.size
+    sizes = [table.level.size for table in search.tables]
+    assert sizes[0] > sizes[1]
+    assert sum(counts.values()) == 2 * sizes[0]
 
 
 def test_a_capacity_on_which_nothing_fits_changes_no_work():
@@ -247,3 +250,9 @@ def test_no_schedule_is_proven_for_fronts_and_joules(options):
     table.least[:] = 0.0
     search._prove()
     assert search.asked == []
+
+
+def test_bounds_are_those_with_the_largest_capacity_of_each_group():
+    groups = chips(3, (8, 16, 32)).single(np.array([0, 1, 2, 2]), np.array([1, 0, 2, 1]))
+    (table,) = BestFirstSearch(problems_of([MODEL], groups, CLUSTER, STEP), groups).tables
+    assert table.largest.tolist() == [1, 0, 2, 1]
