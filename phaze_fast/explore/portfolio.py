@@ -127,7 +127,7 @@ class _PairSearch:
         )
         search.known = [self.seconds[i][:, at]]
         value, least = search.exact()
-        self.seconds[i][:, at] = np.maximum(self.seconds[i][:, at], search.candidate_bounds()[0])
+        self.seconds[i][:, at] = search.candidate_bounds()[0]
         within = np.isfinite(value)
         self.evaluations += int(within.sum())
         self.exact[i, at[within]] = value[within]

@@ -332,6 +332,30 @@ def test_values_beyond_their_limits_are_in_no_better_division():
             assert math.isclose(reached, best, rel_tol=1e-9, abs_tol=1e-9)
 
 
+@pytest.mark.parametrize("name", ["time", "area"])
+def test_a_model_is_evaluated_up_to_its_limits(name):
+    groups = ChipGroups.of(some_with_every_hbm(8, 8))
+    problems = problems_of([MODEL] * 2, groups, CLUSTER, PAIR_STEP)
+    exact = LimitedSearch(problems[:1], groups, np.full(8, np.inf), objective=name).exact()[0]
+    search = _PairSearch(problems, groups, (1.0, 1.0), name, 1)
+    rooflines, at = search.seconds[0].copy(), np.array([1, 2, 4, 7])
+    limits = exact[at] * (1.0, 0.5, 1.0 - 1e-10, 2.0)
+    search.evaluate(0, at, limits)
+    assert search.evaluations == 2
+    assert np.flatnonzero(search.known[0]).tolist() == [1, 7]
+    assert (
+        search.exact[0, [1, 7]].tolist()
+        == search.least[0, [1, 7]].tolist()
+        == exact[[1, 7]].tolist()
+    )
+    assert (limits[1:3] <= search.least[0, [2, 4]]).all()
+    assert (search.least[0, [2, 4]] <= exact[[2, 4]]).all()
+    if name == "time":
+        assert (search.seconds[0][:, at].min(axis=0) <= exact[at]).all()
+    assert (search.seconds[0] > rooflines)[0, at].tolist() == [True, False, True, True]
+    assert not search.known[0, [0, 3]].any()
+
+
 def test_a_pair_without_time_has_a_bound_at_most_the_best():
     models, below = [pf.models.load(name) for name in MODELS[:2]], 0
     for seed, objective in itertools.product(range(3), ("time", "area")):
@@ -343,6 +367,7 @@ def test_a_pair_without_time_has_a_bound_at_most_the_best():
         assert (proven.proven, cut.proven) == (True, False)
         assert cut.bound <= proven.value * (1 + 1e-9)
         assert proven.value <= cut.value * (1 + 1e-9)
+        assert cut.gain >= 1.0 - 1e-12  # the best single chip is looked at first
         below += cut.bound < cut.value
     assert below
 

@@ -134,6 +134,20 @@ def test_a_precision_and_a_format_axis_are_refused_together():
     assert len(ChipGroups.of(SPACE[:4]).variants) == 1
 
 
+def test_strategies_that_differ_in_fusion_alone_have_one_bound_of_their_work():
+    groups, step = ChipGroups.of(SPACE), STEP.replace(fusion="full+any", tp=(1, 4))
+    (problem,) = problems_of([MODEL], groups, CLUSTER, step)
+    records, numbers = groups.records[:3], range(len(problem))
+    sizes = [evaluator.sizes[k] for evaluator, k in map(problem.of, numbers)]
+    kinds = [(problem.strategies[s][0], sizes[s].strategy.tp) for s in numbers]
+    assert len(set(kinds)) == 8 < len({(*kinds[s], sizes[s].fusion) for s in numbers})
+    work = {kind: problem.work_s(kinds.index(kind), records).tolist() for kind in kinds}
+    for s in numbers:
+        same = [t for t in numbers if problem.same_work(s, t)]
+        assert same == [t for t in numbers if kinds[t] == kinds[s]]
+        assert problem.work_s(s, records).tolist() == work[kinds[s]]
+
+
 def test_an_explorer_evaluates_chips_with_their_own_links_and_formats(some, seconds):
     told = pf.Explorer(MODEL, some, CLUSTER, STEP, threads=1).evaluate(range(len(some)))
     assert [each.score for each in told] == seconds.tolist()
