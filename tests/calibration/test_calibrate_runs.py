@@ -2,6 +2,7 @@
 
 import csv
 import importlib
+import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -401,6 +402,21 @@ def test_candidates_use_all_devices_of_a_node_at_most(tmp_path, devices, widths)
     assert {plan.tp * plan.pp * plan.dp for plan in found} == {devices}
     assert {plan.micro_batch for plan in found} == {1, 2, 4, 8}
     assert len(module._candidates(run, most=5)) == 5
+
+
+@pytest.mark.parametrize(("cp", "ep", "batch"), [(1, 1, 16), (2, 1, 16), (1, 4, 16), (2, 4, 8)])
+def test_candidates_are_all_layouts_of_devices_batch_and_experts(tmp_path, cp, ep, batch):
+    cluster, _ = read_cluster_runs(table(tmp_path / "runs.csv", [1.0]))
+    run = cluster.runs[0]
+    plan = run.plan.replace(tp=1, pp=1, dp=16 // cp, cp=cp, ep=ep, global_batch=batch)
+    run = replace(run, plan=plan)
+    found = [(p.tp, p.pp, p.dp, p.micro_batch) for p in module._candidates(run, most=1000)]
+    powers, sizes = [2**k for k in range(8)], (1, 2, 4, 8)
+    assert found == [
+        (tp, pp, dp, size)
+        for tp, pp, size, dp in itertools.product(sizes, powers[:5], sizes, powers)
+        if tp * pp * dp * cp == 16 and batch % (dp * size) == 0 and dp * cp % ep == 0
+    ]
 
 
 def test_the_next_run_is_a_layout_of_the_largest_run_that_fits(tmp_path, monkeypatch):
