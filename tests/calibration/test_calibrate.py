@@ -241,8 +241,11 @@ def table(path, rows):
 
 def test_comments_and_blank_lines_may_precede_the_header_of_a_table(tmp_path):
     path = table(tmp_path / "t.csv", ["h100,all_reduce,8,1024,0.02"])
-    path.write_text("# one node\n\n" + path.read_text())
-    assert is_collective_table(path)
+    rows = path.read_text()
+    for words in ("one node", "algbw is bytes over seconds", "nThread 1"):
+        path.write_text(f"# {words}\n\n{rows}")
+        assert is_collective_table(path)
+        assert read_collectives(path).time_s == [2e-5]
     assert not is_collective_table(tmp_path)
 
 

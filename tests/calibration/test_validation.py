@@ -23,7 +23,7 @@ from phaze_fast.calibration import (
     validate_steps,
 )
 from phaze_fast.calibration.published import read_run
-from phaze_fast.calibration.validation import measured_steps, rank_correlation
+from phaze_fast.calibration.validation import RunGroup, measured_steps, rank_correlation
 from phaze_fast.cli.main import main
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
@@ -129,6 +129,14 @@ def test_interleaved_rows_that_count_the_ends_as_layers():
     assert run.software == "nemo"
 
 
+@pytest.mark.parametrize(
+    ("layers", "vp", "stages"), [(6, 2, (1,) * 8), (16, 2, None), (22, 2, (3,) * 8), (22, 1, None)]
+)
+def test_the_ends_count_as_layers_where_interleaved_blocks_do_not_divide(layers, vp, stages):
+    row = {**ROW, "layers": str(layers), "vp": str(vp), "tp": "2", "pp": "4"}
+    assert read_run(2, row).plan.stages == stages
+
+
 @pytest.mark.parametrize(("change", "said"), refused_calls("rows of runs"))
 def test_rows_that_contradict_themselves_or_are_not_modelled_say_why(change, said):
     error = RowRefusedError if said.startswith("row") else UnsupportedError
@@ -157,6 +165,8 @@ def test_validation_takes_the_one_answer_path(tmp_path):
     reported = replace(rows[0], run=replace(run, plan=reserving)).reported_bytes
     assert reported == pytest.approx(1.24 * plan.allocated_bytes)
     assert evaluated.interval_s == pytest.approx([share * bound for bound in plan.interval_s])
+    late = replace(rows[0], run=replace(run, time_s=10.0 * plan.time_s))
+    assert RunGroup("", (rows[0], rows[0], late), {}).coverage == pytest.approx(2 / 3)
 
 
 def test_the_document_of_the_contract(tmp_path, capsys):
@@ -244,6 +254,19 @@ def test_experts_on_tensor_groups_and_layers_that_do_not_divide(model, widths, f
     plan = predict(run.model, run.cluster, run.plan)
     held = sorted(layer for stage in plan.stages for layer in stage.layers)
     assert held == list(range(run.model.layers + 2))  # embedding and head are layers as well
+
+
+@pytest.mark.parametrize(
+    ("model", "widths", "etp"),
+    [
+        ("Qwen3_235B_a22B", {"tp": 2, "cp": 2, "dp": 2, "ep": 8}, 1),  # experts over all eight
+        ("megatron-22B", {"tp": 8, "cp": 1, "dp": 1, "ep": 1, "etp": 2}, None),  # has none
+    ],
+)
+def test_devices_that_share_an_expert_are_those_of_the_row(model, widths, etp):
+    given = {name: str(width) for name, width in widths.items()}
+    shape = {} if etp is None else {"layers": "", "micro_batch": "1", "global_batch": "8"}
+    assert read_run(2, {**ROW, **shape, "model": model, **given}).plan.etp == etp
 
 
 # ---- errors on published runs: they may shrink, they must not grow ----
