@@ -423,7 +423,7 @@ def _plan(
     etp = row.whole("etp", 0) or (1 if folded else None)
     fields: dict[str, Any] = {
         **widths,
-        "etp": etp if widths["tp"] > 1 and model.moe is not None else None,
+        "etp": etp if model.moe is not None else None,
         # Recipes of benchmarks route evenly (moe_router_force_load_balancing of Megatron-Core) or
         # at random (use_random_routing of MaxText).
         "expert_imbalance": entry.get("expert_imbalance", 1.0),

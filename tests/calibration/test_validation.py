@@ -260,6 +260,7 @@ def test_experts_on_tensor_groups_and_layers_that_do_not_divide(model, widths, f
     ("model", "widths", "etp"),
     [
         ("Qwen3_235B_a22B", {"tp": 2, "cp": 2, "dp": 2, "ep": 8}, 1),  # experts over all eight
+        ("Qwen3_235B_a22B", {"tp": 1, "cp": 1, "dp": 8, "ep": 4, "etp": 2}, 2),
         ("megatron-22B", {"tp": 8, "cp": 1, "dp": 1, "ep": 1, "etp": 2}, None),  # has none
     ],
 )
