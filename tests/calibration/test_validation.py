@@ -23,7 +23,12 @@ from phaze_fast.calibration import (
     validate_steps,
 )
 from phaze_fast.calibration.published import read_run
-from phaze_fast.calibration.validation import RunGroup, measured_steps, rank_correlation
+from phaze_fast.calibration.validation import (
+    RunGroup,
+    is_step_table,
+    measured_steps,
+    rank_correlation,
+)
 from phaze_fast.cli.main import main
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
@@ -333,15 +338,15 @@ def test_intervals_cover_what_they_promise(groups):
 
 H200 = presets.chip("h200")
 # Four of this project's measurements on one H200, PyTorch 2.11, 2026.
-STEPS = """model,layers,seq,mbs,accum,recompute,step_ms,peak_bytes,params
-opt1.3b,24,2048,4,1,False,137.043,24010001408,1414516736
-opt1.3b,24,2048,4,1,True,167.316,11901545472,1414516736
-llama2-7b,8,4096,1,1,False,87.305,17247788032,1881219072
-nobody,8,4096,1,1,False,87.305,17247788032,1881219072
+STEPS = """model,layers,seq,mbs,accum,recompute,step_ms,peak_bytes
+opt1.3b,24,2048,4,1,False,137.043,24010001408
+opt1.3b,24,2048,4,1,True,167.316,11901545472
+llama2-7b,8,4096,1,1,False,87.305,17247788032
+nobody,8,4096,1,1,False,87.305,17247788032
 """
-HF = """model,seq,mbs,recompute,mode,step_ms,peak_bytes,params
-gpt2-medium,1024,8,none,eager,86.355,19345397248,357968896
-gpt2-medium,1024,8,full,eager,113.821,8460217856,357968896
+HF = """model,seq,mbs,recompute,mode,step_ms,peak_bytes
+gpt2-medium,1024,8,none,eager,86.355,19345397248
+gpt2-medium,1024,8,full,eager,113.821,8460217856
 """
 CONFIGS = {
     "gpt2-medium": {
@@ -349,6 +354,14 @@ CONFIGS = {
         "n_positions": 4096, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
     }
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [STEPS, HF])
+def test_columns_of_measured_steps_are_needed_and_others_may_follow(text):
+    columns = frozenset(text.splitlines()[0].split(","))
+    assert is_step_table(columns)
+    assert is_step_table(columns | {"params"})
+    assert not any(is_step_table(columns - {name}) for name in columns)
 
 
 def test_steps_written_by_hand(tmp_path):
