@@ -539,13 +539,11 @@ def _candidates(run: PublishedRun, most: int = 24) -> list[PlanSpec]:
         for pp in (p for p in powers if p <= run.model.layers and devices // tp % p == 0):
             for micro_batch in (1, 2, 4, 8):
                 dp = devices // (tp * pp * plan.cp)
-                if dp < 1 or plan.global_batch % (dp * micro_batch) or dp % plan.ep:
-                    continue
                 changed = {"tp": tp, "pp": pp, "dp": dp, "micro_batch": micro_batch, "etp": None}
                 changed |= {"schedule": "1f1b", "vpp": 1, "stages": None, "shard": None}
                 try:
                     found.append(plan.replace(**changed))
-                except PhazeError:
+                except PhazeError:  # not of this batch, or of so many experts
                     continue
     order = np.random.default_rng(0).permutation(len(found))[:most]
     return [found[k] for k in sorted(order)]

@@ -246,9 +246,9 @@ def _wired(
     tiers, words = [tier.model_dump() for tier in wired.tiers], row.text("network")
     said = network_of(words, tiers[0]["size"])
     wiring = _entry("networks", words, row) or _entry("wiring", row.text("source"))
-    if said.node_devices is not None and len(tiers) > 1:
+    if said.node_devices is not None:
         tiers[0]["size"] = said.node_devices
-    if said.beyond_node_bytes_per_s is not None and len(tiers) > 1:
+    if said.beyond_node_bytes_per_s is not None:
         tiers[-1]["bandwidth_bytes_per_s"] = said.beyond_node_bytes_per_s
     elif wiring is not None:
         reached = wiring["beyond_node_bytes_per_s"]
@@ -367,7 +367,7 @@ def _stages(row: CsvRow, model: TransformerModel, pp: int, vpp: int) -> tuple[in
         if sum(layers) == model.layers:  # embedding and head are not counted
             layers[0], layers[-1] = layers[0] + 1, layers[-1] + 1
         return tuple(layers)
-    if _PIPELINE_SLOTS.search(row.text("notes")) or (model.layers % chunks and vpp > 1):
+    if _PIPELINE_SLOTS.search(row.text("notes")) or vpp > 1:
         slots, over = divmod(model.layers + 2, chunks)
         if slots and not over:
             return (slots,) * chunks
@@ -423,7 +423,7 @@ def _plan(
     etp = row.whole("etp", 0) or (1 if folded else None)
     fields: dict[str, Any] = {
         **widths,
-        "etp": etp if widths["tp"] > 1 and model.moe is not None else None,
+        "etp": etp if model.moe is not None else None,
         # Recipes of benchmarks route evenly (moe_router_force_load_balancing of Megatron-Core) or
         # at random (use_random_routing of MaxText).
         "expert_imbalance": entry.get("expert_imbalance", 1.0),

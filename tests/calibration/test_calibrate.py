@@ -123,6 +123,29 @@ def test_what_rows_cannot_tell_is_named():
     assert fit.values[0] * fit.values[1] == pytest.approx(6.0)
 
 
+@pytest.mark.parametrize(
+    ("strong", "weak", "rows", "undetermined"),
+    [
+        (0.0, 5e-5, 2, ("strong",)),
+        (100.0, 3e-4, 2, ()),
+        (1.0, 3e-5, 2, ("weak",)),
+        (0.0, 0.0, 2, ("strong", "weak")),
+        (1.0, 1.0, 0, ("strong", "weak")),
+    ],
+)
+def test_a_constant_with_little_effect_is_found(strong, weak, rows, undetermined):
+    """Alone and beside one of a million times the slope; below 4e-5 of its change it is unknown."""
+
+    def log_errors(values):
+        return np.array([strong * np.log(values[0]), weak * np.log(values[1] / 3.0)])[:rows]
+
+    wanted = [Constant(name, 1.0, 0.1, 10.0) for name in ("strong", "weak")]
+    fit = fit_constants(log_errors, wanted)
+    assert fit.undetermined == undetermined
+    assert fit.values[0] == pytest.approx(1.0, rel=1e-3)
+    assert fit.values[1] == pytest.approx(3.0 if rows and weak else 1.0, rel=1e-3)
+
+
 def test_constants_of_a_chip_come_back_from_its_own_times(tmp_path):
     """Rows that a chip predicts lead back to that chip from a wrong start."""
     found = validate(GOLDEN / "h200_gemm.csv", H200)
@@ -218,9 +241,30 @@ def table(path, rows):
 
 def test_comments_and_blank_lines_may_precede_the_header_of_a_table(tmp_path):
     path = table(tmp_path / "t.csv", ["h100,all_reduce,8,1024,0.02"])
-    path.write_text("# one node\n\n" + path.read_text())
-    assert is_collective_table(path)
+    rows = path.read_text()
+    for words in ("one node", "algbw is bytes over seconds", "nThread 1"):
+        path.write_text(f"# {words}\n\n{rows}")
+        assert is_collective_table(path)
+        assert read_collectives(path).time_s == [2e-5]
     assert not is_collective_table(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (["h100,all_reduce,8,1024,0.02"], "1 values for 12 constants"),
+        (
+            ["h100,all_reduce,2,1024,0.02", "h100,all_reduce,16,1024,0.02"],
+            "a group of 16 ranks reaches beyond a node of 8",
+        ),
+        (
+            ["h100,all_reduce,8,1024,0.02", "a100,all_reduce,8,1024,0.02"],
+            "systems a100, h100 are not accepted together",
+        ),
+    ],
+)
+def test_only_collectives_of_one_node_of_one_machine_are_fitted(tmp_path, rows, said):
+    assert said in refusal(calibrate_fabric, [table(tmp_path / "t.csv", rows)], H100)
 
 
 @pytest.mark.parametrize(("row", "said"), refused_calls("cells of a table of collectives"))
@@ -319,7 +363,10 @@ def test_constants_of_attention_start_at_the_kernel_that_was_measured(tmp_path):
     lines += [f"{b},{s},16,16,128,flash_attn,{0.02 + 4e-9 * b * s * s}" for b, s in sizes]
     path = tmp_path / "serving.csv"
     path.write_text("\n".join(lines))
-    starts = {c.name: c.before for c in calibrate_chip([path], H200).constants}
+    fit, found = calibrate_chip([path], H200), validate(path, H200).columns["latency_ms"]
+    (errors,) = fit.errors.values()  # of the same seconds as those of a validation
+    assert errors["before"] == pytest.approx(found.mean_abs_err)
+    starts = {c.name: c.before for c in fit.constants}
     own = H200.tuning.attention_kernels["flash2"]
     assert starts["attention.efficiency"] == pytest.approx(own.efficiency)
     assert starts["attention.ops_per_score"] == pytest.approx(own.ops_per_score)
@@ -349,6 +396,49 @@ def test_rows_tell_the_constants_that_their_times_depend_on(file, names):
     assert not found & {*free, "functions.embedding.ops_per_element"}
     products = {"efficiency", "sustained_flops", "unit_overhead_s"}
     assert not found & products
+
+
+def blocks(count):
+    return [[64, 64], [128, 128]][:count]
+
+
+@pytest.mark.parametrize(("even", "odd", "own"), [(2, 0, True), (0, 2, True), (0, 0, False)])
+def test_unaligned_products_have_constants_where_a_chip_has_blocks_for_them(
+    tmp_path, even, odd, own
+):
+    path = tmp_path / "gemm.csv"
+    path.write_text("op,b,m,k,n,us_median\nmm,1,512,510,512,5.0\n")
+    tuning = H200.tuning.replace(even_blocks=blocks(even), odd_blocks=blocks(odd))
+    base = machines(H200.replace(tuning=tuning)).tunings
+    tables = [module.read_measurements(path)]
+    slots = module._slots(tables, module._Rows.of(tables), "bf16", 1.0, base)
+    assert ("unaligned_unit_overhead_s" in {slot.name for slot in slots}) == own
+
+
+def test_costs_of_functions_are_those_of_long_rows(tmp_path):
+    """Of more than 15 us, others tell of the launch; no function costs less than one operation."""
+    sizes = [(op, 4096, n) for op in ("copy", "gelu") for n in (2048, 4096, 8192, 16384)]
+    sizes += [("silu", 4096, 2048), ("silu", 4096, 2944)]
+    path = tmp_path / "vector.csv"  # all as fast as the memory
+    lines = [f"{op},{rows},{cols},{2.0 + rows * cols * 1e-6}" for op, rows, cols in sizes]
+    path.write_text("\n".join(["op,rows,cols,us_median", *lines]))
+    fit = {c.name: c for c in calibrate_chip([path], H200).constants}
+    gelu = "functions.gelu.ops_per_element"
+    assert [name for name in fit if name.startswith("functions")] == [gelu]
+    assert 1.0 <= fit[gelu].low <= fit[gelu].high < 50.0
+
+
+def test_a_rate_without_a_limit_is_fitted_from_the_peak(tmp_path):
+    path = tmp_path / "gemm.csv"
+    lines = [
+        f"mm,1,{n},{n},{k},{2.0 + 2e-9 * n * n * k}"
+        for n in (512, 4096)
+        for k in (512, 768, 1024, 2048, 4096, 8192)
+    ]
+    path.write_text("\n".join(["op,b,m,k,n,us_median", *lines]))
+    chip = H200.replace(tuning=H200.tuning.replace(sustained_flops=None))
+    fit = {c.name: c for c in calibrate_chip([path], chip).constants}
+    assert fit["sustained_flops"].before == pytest.approx(chip.peak_flops())
 
 
 def test_constants_of_a_fabric_begin_at_its_own():

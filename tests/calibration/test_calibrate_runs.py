@@ -2,6 +2,7 @@
 
 import csv
 import importlib
+import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_cases import with_memory
 
 import phaze_fast as pf
 from phaze_fast.calibration import calibrate_runs
@@ -25,7 +27,7 @@ from phaze_fast.calibration.calibrate_runs import (
 from phaze_fast.cli.main import main
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
-from phaze_fast.software import load_software
+from phaze_fast.software import chip_as_run, load_software
 
 module = importlib.import_module("phaze_fast.calibration.calibrate_runs")
 COLUMNS = [
@@ -128,6 +130,13 @@ def test_a_number_without_effect_near_its_usual_value_is_found():
     assert found.values()["host_s"] == pytest.approx(2.5, rel=0.05)
 
 
+def test_a_number_moves_as_far_as_runs_tell():
+    """Where speeds above 1.05 have no effect, because the host is slower, 1.05 is told."""
+    speed = RunConstant("speed", "", 1.0, 1.0, 0.1, 10.0)
+    found = fit_runs(lambda v: np.log(np.maximum([0.95], 1.0 / v["speed"])), [0.95], [speed])
+    assert found.values()["speed"] == pytest.approx(1.0 / 0.95, rel=0.01)
+
+
 def test_no_runs_that_tell_leave_what_was_known():
     constant = RunConstant("idle", "", 2.0, 0.5, 0.1, 10.0)
     found = fit_runs(lambda _: np.zeros(3), [1.0, 1.1, 0.9], [constant])
@@ -218,6 +227,17 @@ def test_constants_follow_the_profile():
     assert 1.0 <= fastest < 1.3  # no product is faster than the chip's peak
 
 
+@pytest.mark.parametrize("known", [0.8, 1.0, 1.12, 1.27])
+def test_products_may_be_as_fast_as_the_chip_s_peak(known):
+    """To a fiftieth of the speed of the profile, and never slower than that."""
+    chip = presets.chip("h100")
+    software = load_software("generic").replace(product_speed={chip.name: known})
+    most = constants_of(software, chip)[0].most
+    chip_as_run(chip, software.replace(product_speed={chip.name: most * known}))
+    with pytest.raises(InvalidInputError, match="peak"):
+        chip_as_run(chip, software.replace(product_speed={chip.name: (most + 0.02) * known}))
+
+
 def test_slices_of_gathered_weights_are_a_number_of_unknown_software():
     """The host copies each replica's slice of each matrix: so much more for twice the replicas."""
     names = {
@@ -276,7 +296,7 @@ def test_habits_share_what_runs_say(tmp_path, monkeypatch, divided, recompute, e
 
     def fitted(own):
         seen.append(own.software)
-        return SimpleNamespace(evidence=1.5 * (own.software.attention == "eager"))
+        return SimpleNamespace(evidence=1.5 * (own.software.attention == "eager") - 2000.0)
 
     monkeypatch.setattr(module.OneCluster, "fitted", fitted)
     found = explanations(cluster)
@@ -340,6 +360,12 @@ def test_only_numbers_that_are_fitted_change_the_profile(tmp_path):
     kept = module._applied(middle, cluster.runs[0].cluster, own)[1]
     assert (kept.slice_host_s, kept.hidden_tensor) == (5e-6, 0.2)
     assert kept.overlap_slowdown == own.overlap_slowdown
+    known = cluster.software.replace(product_speed={"h100": 0.8})
+    for told, speed in ((0.5, 0.4), (1.5, 1.2), (3.0, 2.0)):  # twice as fast at most
+        changed = {**middle, "product_speed": told, "exposed_gradients": 0.3}
+        found = module._applied(changed, cluster.runs[0].cluster, known)[1]
+        assert found.product_speed == {"h100": pytest.approx(speed)}
+        assert found.overlap_slowdown == 1.3
 
 
 @pytest.mark.parametrize(("pp", "vocab", "fits"), [(1, 131072, 2), (4, 131072, 4), (4, 32000, 2)])
@@ -378,6 +404,53 @@ def test_candidates_use_all_devices_of_a_node_at_most(tmp_path, devices, widths)
     assert len(module._candidates(run, most=5)) == 5
 
 
+@pytest.mark.parametrize(("cp", "ep", "batch"), [(1, 1, 16), (2, 1, 16), (1, 4, 16), (2, 4, 8)])
+def test_candidates_are_all_layouts_of_devices_batch_and_experts(tmp_path, cp, ep, batch):
+    cluster, _ = read_cluster_runs(table(tmp_path / "runs.csv", [1.0]))
+    run = cluster.runs[0]
+    plan = run.plan.replace(tp=1, pp=1, dp=16 // cp, cp=cp, ep=ep, global_batch=batch)
+    run = replace(run, plan=plan)
+    found = [(p.tp, p.pp, p.dp, p.micro_batch) for p in module._candidates(run, most=1000)]
+    powers, sizes = [2**k for k in range(8)], (1, 2, 4, 8)
+    assert found == [
+        (tp, pp, dp, size)
+        for tp, pp, size, dp in itertools.product(sizes, powers[:5], sizes, powers)
+        if tp * pp * dp * cp == 16 and batch % (dp * size) == 0 and dp * cp % ep == 0
+    ]
+
+
+def test_the_next_run_is_a_layout_of_the_largest_run_that_fits(tmp_path, monkeypatch):
+    cluster, _ = read_cluster_runs(table(tmp_path / "runs.csv", [1.0, 1.0]))
+    first, second = cluster.runs
+    small = replace(first, cluster=first.cluster.replace(devices=8))
+    wide, narrow = (first.plan.replace(tp=tp, dp=16 // tp, micro_batch=1) for tp in (8, 1))
+    monkeypatch.setattr(module, "_candidates", lambda run: [wide, narrow])
+    constants = cluster.constants
+    posterior = module.fit_runs(lambda _: np.zeros(1), [1.0], constants)
+    for capacity, plan in ((2**33, wide), (2**29, None)):
+        runs = [replace(run, cluster=with_memory(run.cluster, capacity)) for run in (small, second)]
+        found = module.next_run(replace(cluster, runs=tuple(runs)), posterior)
+        assert (found and (found.plan, found.devices)) == (plan and (plan, 16))
+
+
+@pytest.mark.parametrize(
+    ("runs", "usual"), [(1, 1.476), (3, 1.415), (5, 1.383), (6, 1.372), (20, 1.372)]
+)
+@pytest.mark.parametrize("slope", [0.0, 2.0])
+def test_a_further_run_is_within_what_noise_and_constants_leave(runs, usual, slope):
+    """80% of Student's distribution; degrees of freedom: the runs, and four that were assumed."""
+    posterior = SimpleNamespace(
+        constants=[RunConstant("speed", "", 1.0, 0.3, 0.1, 10.0)],
+        point=np.zeros(1),
+        covariance=np.array([[0.09]]),
+        noise=0.05,
+        values=lambda: {"speed": 1.0},
+    )
+    own = SimpleNamespace(log_seconds=lambda v: np.full(runs, -slope * np.log(v["speed"])))
+    half = usual * (0.05**2 + 2.0 * slope**2 * 0.09) ** 0.5
+    assert np.log(module._step_ratios(own, posterior)) == pytest.approx([-half, half])
+
+
 def calibration(path, cells, **chip):
     cluster, _ = read_cluster_runs(path)
     runs = [
@@ -397,9 +470,17 @@ def test_a_chip_of_one_s_own_is_written_whole_and_memory_is_that_of_runs_that_sa
     assert preset.document["chip"] == "h100"
     assert preset.constants[-1].note == "not determined by these runs"
     assert "reserved_share" not in preset.software.fitted
-    own = calibration(path, [40e9], launch_latency_s=9e-6)
+    assert preset.software.reserved_share == load_software("megatron-core").reserved_share
+    assert preset.to_dict()["next_run"] is None
+    run = preset.runs[0]
+    in_use = run.reported_bytes(pf.predict(run.model, run.cluster, run.plan))
+    own = calibration(path, [1.4 * in_use], launch_latency_s=9e-6)
     assert own.document["chip"]["launch_latency_s"] == 9e-6
-    assert own.constants[-1].note == ""
+    memory, (share, spread) = own.constants[-1], reserved_share([1.4])
+    assert (memory.value, memory.note) == (pytest.approx(share), "")
+    ends = (share - 1.645 * spread, share + 1.645 * spread)
+    assert (memory.low, memory.high) == pytest.approx(ends, rel=1e-3)
+    assert own.software.reserved_share == memory.value
     assert "reserved_share" in own.software.fitted
     run = own.runs[0]
     before = pf.predict(run.model, run.cluster, run.plan).time_s / run.time_s - 1.0

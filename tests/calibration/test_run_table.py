@@ -160,6 +160,13 @@ def test_a_preset_needs_no_columns_for_its_shape():
         read_run(2, {**ROW, **shape, "model": "Kimi K2", "notes": "Fine-tuning (LoRA)"})
 
 
+def test_a_chip_s_preset_is_a_device_where_its_usual_interconnect_is_known():
+    run = read_run(2, {**ROW, "chip": "H20", "interconnect": ""})
+    assert (run.chip, run.cluster.fabric.name) == ("h20", "dgx-h100")
+    with pytest.raises(UnsupportedError, match="device dojo-d1: no preset"):
+        read_run(2, {**ROW, "chip": "dojo-d1"})
+
+
 def test_maxtext_works_on_the_whole_batch_of_a_replica_and_shards_inside_a_slice():
     row = {**ROW, "devices": "512", "chip": "TPU v5e", "interconnect": "", "tp": "16"}
     row |= {"micro_batch": "1", "global_batch": "512", "zero": "fsdp -1", "software": "MaxText"}

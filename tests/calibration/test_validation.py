@@ -23,7 +23,12 @@ from phaze_fast.calibration import (
     validate_steps,
 )
 from phaze_fast.calibration.published import read_run
-from phaze_fast.calibration.validation import measured_steps, rank_correlation
+from phaze_fast.calibration.validation import (
+    RunGroup,
+    is_step_table,
+    measured_steps,
+    rank_correlation,
+)
 from phaze_fast.cli.main import main
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
@@ -129,6 +134,14 @@ def test_interleaved_rows_that_count_the_ends_as_layers():
     assert run.software == "nemo"
 
 
+@pytest.mark.parametrize(
+    ("layers", "vp", "stages"), [(6, 2, (1,) * 8), (16, 2, None), (22, 2, (3,) * 8), (22, 1, None)]
+)
+def test_the_ends_count_as_layers_where_interleaved_blocks_do_not_divide(layers, vp, stages):
+    row = {**ROW, "layers": str(layers), "vp": str(vp), "tp": "2", "pp": "4"}
+    assert read_run(2, row).plan.stages == stages
+
+
 @pytest.mark.parametrize(("change", "said"), refused_calls("rows of runs"))
 def test_rows_that_contradict_themselves_or_are_not_modelled_say_why(change, said):
     error = RowRefusedError if said.startswith("row") else UnsupportedError
@@ -157,6 +170,8 @@ def test_validation_takes_the_one_answer_path(tmp_path):
     reported = replace(rows[0], run=replace(run, plan=reserving)).reported_bytes
     assert reported == pytest.approx(1.24 * plan.allocated_bytes)
     assert evaluated.interval_s == pytest.approx([share * bound for bound in plan.interval_s])
+    late = replace(rows[0], run=replace(run, time_s=10.0 * plan.time_s))
+    assert RunGroup("", (rows[0], rows[0], late), {}).coverage == pytest.approx(2 / 3)
 
 
 def test_the_document_of_the_contract(tmp_path, capsys):
@@ -246,6 +261,20 @@ def test_experts_on_tensor_groups_and_layers_that_do_not_divide(model, widths, f
     assert held == list(range(run.model.layers + 2))  # embedding and head are layers as well
 
 
+@pytest.mark.parametrize(
+    ("model", "widths", "etp"),
+    [
+        ("Qwen3_235B_a22B", {"tp": 2, "cp": 2, "dp": 2, "ep": 8}, 1),  # experts over all eight
+        ("Qwen3_235B_a22B", {"tp": 1, "cp": 1, "dp": 8, "ep": 4, "etp": 2}, 2),
+        ("megatron-22B", {"tp": 8, "cp": 1, "dp": 1, "ep": 1, "etp": 2}, None),  # has none
+    ],
+)
+def test_devices_that_share_an_expert_are_those_of_the_row(model, widths, etp):
+    given = {name: str(width) for name, width in widths.items()}
+    shape = {} if etp is None else {"layers": "", "micro_batch": "1", "global_batch": "8"}
+    assert read_run(2, {**ROW, **shape, "model": model, **given}).plan.etp == etp
+
+
 # ---- errors on published runs: they may shrink, they must not grow ----
 
 ROOT = Path(__file__).parents[2]
@@ -309,15 +338,15 @@ def test_intervals_cover_what_they_promise(groups):
 
 H200 = presets.chip("h200")
 # Four of this project's measurements on one H200, PyTorch 2.11, 2026.
-STEPS = """model,layers,seq,mbs,accum,recompute,step_ms,peak_bytes,params
-opt1.3b,24,2048,4,1,False,137.043,24010001408,1414516736
-opt1.3b,24,2048,4,1,True,167.316,11901545472,1414516736
-llama2-7b,8,4096,1,1,False,87.305,17247788032,1881219072
-nobody,8,4096,1,1,False,87.305,17247788032,1881219072
+STEPS = """model,layers,seq,mbs,accum,recompute,step_ms,peak_bytes
+opt1.3b,24,2048,4,1,False,137.043,24010001408
+opt1.3b,24,2048,4,1,True,167.316,11901545472
+llama2-7b,8,4096,1,1,False,87.305,17247788032
+nobody,8,4096,1,1,False,87.305,17247788032
 """
-HF = """model,seq,mbs,recompute,mode,step_ms,peak_bytes,params
-gpt2-medium,1024,8,none,eager,86.355,19345397248,357968896
-gpt2-medium,1024,8,full,eager,113.821,8460217856,357968896
+HF = """model,seq,mbs,recompute,mode,step_ms,peak_bytes
+gpt2-medium,1024,8,none,eager,86.355,19345397248
+gpt2-medium,1024,8,full,eager,113.821,8460217856
 """
 CONFIGS = {
     "gpt2-medium": {
@@ -325,6 +354,14 @@ CONFIGS = {
         "n_positions": 4096, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
     }
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [STEPS, HF])
+def test_columns_of_measured_steps_are_needed_and_others_may_follow(text):
+    columns = frozenset(text.splitlines()[0].split(","))
+    assert is_step_table(columns)
+    assert is_step_table(columns | {"params"})
+    assert not any(is_step_table(columns - {name}) for name in columns)
 
 
 def test_steps_written_by_hand(tmp_path):
