@@ -41,6 +41,8 @@ def test_the_last_slice_ends_with_the_step(schedule):
     end = max(e["ts"] + e["dur"] for e in slices)
     assert end / 1e6 == pytest.approx(found.plan.time_s, rel=1e-9)
     assert min(e["ts"] for e in slices) == 0.0
+    after, parts = [e["args"] for e in slices if e["tid"] == 2], found.plan.parts_s
+    assert after == [{name: parts[name] for name in ("data_comm", "optimizer")}] * found.plan.pp
     tracks = {(e["pid"], e["tid"]) for e in slices}
     named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
     assert tracks <= named
@@ -285,12 +287,14 @@ def test_a_profile_is_compared_with_a_plan(tmp_path):
     attention = by_family["attention"]
     assert attention.measured_s == pytest.approx(0.01)
     assert attention.difference_s == attention.measured_s - attention.predicted_s
+    assert min(by_family[name].predicted_s for name in ("attention", "norms", "element-wise")) > 0
     assert any(not family.measured_s or not family.predicted_s for family in found.families)
     predicted = sum(family.predicted_s for family in found.families)
     load = pf.predict(SMALL, CLUSTER, plan_with("1f1b"))
     assert (found.measured_step_s, found.measured_idle_s) == pytest.approx((0.1, 0.02))
     assert found.predicted_step_s == load.time_s
     assert load.parts_s["imbalance"] > 0.0
+    assert by_family["optimizer"].predicted_s == load.parts_s["optimizer"] > 0.0
     assert found.predicted_idle_s == load.parts_s["bubble"] + load.parts_s["imbalance"]
     spec = plan_with("1f1b", tp=1, dp=8)
     alone, parts = (
