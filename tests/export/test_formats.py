@@ -188,6 +188,36 @@ def test_published_plans_of_maxtext_come_out_as_their_flags():
     assert checked > len(rows) / 2
 
 
+@pytest.mark.parametrize(
+    ("devices", "node_devices", "nodes", "used"),
+    [(16, 8, 2, 8), (4, 8, 1, 4), (12, 8, 3, 4), (9, 8, 9, 1), (2, 1, 2, 1)],
+)
+def test_nodes_are_filled_alike(devices, node_devices, nodes, used):
+    plan = {"dp": devices, "global_batch": devices, "recompute": "none"}
+    text = export.export_plan(plan, LLAMA, "megatron", node_devices).text
+    assert f"torchrun --nnodes {nodes} --nproc-per-node {used} " in text
+
+
+def test_a_node_has_a_device():
+    with pytest.raises(InvalidInputError, match="node_devices: 0 is not accepted; expected 1"):
+        export.export_plan({"global_batch": 1, "recompute": "none"}, LLAMA, "megatron", 0)
+
+
+@pytest.mark.parametrize(
+    ("widths", "degrees"),
+    [
+        ({}, [4, 1]),
+        ({"tp": 2, "pp": 2}, [1, 4]),
+        ({"tp": 2, "cp": 2}, [1, 4]),
+        ({"zero": 2}, [1, 4]),
+    ],
+)
+def test_torchtitan_replicates_weights_where_there_is_one_axis_alone(widths, degrees):
+    plan = {"dp": 4, "global_batch": 8, "recompute": "none", **widths}
+    job = tomllib.loads(export.export_plan(plan, LLAMA, "torchtitan").text)["parallelism"]
+    assert [job[f"data_parallel_{name}_degree"] for name in ("replicate", "shard")] == degrees
+
+
 def test_published_plans_come_out_as_their_flags():
     checked = 0
     for row, plan, model in published("egatron"):  # Megatron stands for NeMo too
@@ -282,6 +312,10 @@ def test_scripts_that_cannot_be_read(change, said, tmp_path):
     assert said in str(error.value)
     assert str(error.value).startswith((str(path), "--"))
     assert "\n" not in str(error.value)
+
+
+def test_two_dashes_alone_are_no_option():
+    assert options_of("torchrun -- train.py --fast") == {"--fast": []}
 
 
 def test_whole_numbers_have_at_most_twelve_digits():

@@ -211,6 +211,36 @@ def test_decoders_of_maxtext():
         assert said.get("original_max_position_embeddings") == (positions and str(positions))
 
 
+STRETCHED = {"scaling": "llama3", "factor": 8.0}
+ALL_BIASES = {"qkv_bias": True, "out_bias": True, "ffn_bias": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "lacking", "in_bridge"),
+    [
+        ("t5-small", {}, ["encoder", "relative positions", "ReLU"], 2),
+        ("gpt2-small", {"head": "classifier", "classes": 10}, ["images"], 1),
+        ("gpt2-small", {"positions": "alibi", "max_positions": None}, ["alibi positions"], 1),
+        ("gpt2-small", {"activation": "relu"}, ["ReLU"], 0),
+        ("llama2-7b", {"activation": "relu"}, ["gated relu"], 0),
+        ("llama2-7b", {"activation": "gelu", "gated": False}, [], 0),
+        ("llama3-8b", {"rotary": STRETCHED, "layers": 4}, [], 0),
+        ("llama3-8b", {"rotary": {**STRETCHED, "scaling": "yarn"}}, ["rotary scaling yarn"], 0),
+        ("deepseek-v3", {"rotary": STRETCHED, "layers": 4}, ["rotary scaling llama3"], 1),
+        ("deepseek-v3", {"rotary": {**STRETCHED, "scaling": "yarn"}}, [], 0),
+        ("deepseek-v3", {"qkv_bias": True, "layers": 4}, ["qkv_bias True, out_bias False, ffn"], 1),
+        ("deepseek-v3", {**ALL_BIASES, "layers": 4}, ["bias of the router"], 1),
+    ],
+)
+def test_what_of_a_model_megatron_core_has_no_option_for(name, changes, lacking, in_bridge):
+    """Bridge takes any activation, and a recipe of the model where it has one."""
+    for format_, expected in (("megatron", lacking), ("bridge", lacking[:in_bridge])):
+        found = export.export_plan(PLAN, models.load(name).replace(**changes), format_).unexpressed
+        assert len(found) == len(expected)
+        for item, what in zip(found, expected, strict=True):
+            assert item.what.startswith(f"{name}: {what}")
+
+
 @pytest.mark.parametrize(
     ("biases", "flag", "complete"),
     [

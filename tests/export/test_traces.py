@@ -111,7 +111,10 @@ def test_a_layer_as_a_trace():
     ways = (((1, 4.0), (0, 2.0)), ((1, 3.0), (0, 1.5)), ((1, 2.0), (0, 1.0)))
     layer = LayerInstance("l", ("a", "b", "c"), (1, 2, 3), ways, ((0, 2),), (2, 2, 0), (0, 1, 2))
     found = schedule_instances([layer])
-    slices = [e for e in layer_trace(found, 1e-6)["traceEvents"] if e["ph"] == "X"]
+    events = layer_trace(found, 1e-6)["traceEvents"]
+    slices = [e for e in events if e["ph"] == "X"]
+    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    assert named == {(e["pid"], e["tid"]) for e in slices}
     assert max(e["ts"] + e["dur"] for e in slices) == pytest.approx(found[0].makespan, rel=1e-9)
     assert {e["name"] for e in slices} == {"a", "b", "c"}
     twice = [e for e in layer_trace([*found, *found], 1e-6)["traceEvents"] if e["ph"] == "X"]
