@@ -174,7 +174,7 @@ class _Writer:
 
     def __init__(self, ranks: Ranks, place: Place) -> None:
         self._ranks, self._place = ranks, place
-        self._last, self._turn = -1, 0
+        self._last = -1
         self._node = messages()[1]
         self._groups: dict[str, str] = {}
 
@@ -197,23 +197,12 @@ class _Writer:
         if piece.group not in self._groups:
             self._groups[piece.group] = self._ranks.group_name(self._place, piece.group)
         group = self._groups[piece.group]
-        if group and piece.collective == "point-to-point":
-            yield from self._ring(word, piece)
-        elif group:
+        if group:
             node = self._next(f"{word} {piece.name}", "collective", piece.seconds)
             node.attr.add(name="comm_type", int64_val=_COLLECTIVES[piece.collective])
             node.attr.add(name="comm_size", int64_val=piece.bytes_)
             node.attr.add(name="pg_name", string_val=group)
             yield node
-
-    def _ring(self, word: str, piece: Piece) -> Iterator[Any]:
-        """Send to the next rank of a group, and receive from the rank before."""
-        ranks, own = sorted(self._ranks.group(self._place, piece.group)), self._place.rank
-        at = ranks.index(own)
-        pairs = [(own, ranks[(at + 1) % len(ranks)]), (ranks[at - 1], own)]
-        self._turn += 1
-        for kind, pair in zip(("send", "receive"), pairs, strict=True):
-            yield self.message(f"{word} {piece.name}", kind, piece.bytes_, pair, -self._turn)
 
     def message(self, word: str, kind: str, size: int, ranks: Sequence[int], tag: int) -> Any:
         """Create a message between two ranks."""
@@ -238,8 +227,6 @@ class _StageTemplate:
         self._ranks, self._node = ranks, messages()[1]
         self._parts: list[tuple[bytes, Any]] = []
         """Bytes, and what follows in the last node of them: a group's kind, or both ends."""
-        self.shared = True
-        """Whether it serves other ranks: not where a group passes messages around a ring."""
         same = bytearray()
         for node in nodes:
             own = self._cut(node, place)
@@ -260,7 +247,6 @@ class _StageTemplate:
         if last.name != _ENDS[-1]:
             return None
         source, target, tag = (attribute.int32_val for attribute in node.attr[-3:])
-        self.shared = self.shared and tag >= 0
         del node.attr[-3:]
         sends = source == place.rank
         return sends, self._ranks.place(target if sends else source).stage, tag
@@ -309,7 +295,7 @@ class ChakraTrace:
             SCHEDULES.index(played.plan.schedule), played.plan.pp, played.plan.vpp
         )
         self._message_bytes = int(sizes.record["message_bytes"][0])
-        self._templates: dict[int, _StageTemplate | None] = {}
+        self._templates: dict[int, _StageTemplate] = {}
 
     @cached_property
     def groups(self) -> Mapping[str, tuple[int, ...]]:
@@ -380,12 +366,8 @@ class ChakraTrace:
         """Return the nodes of a rank, serialised."""
         place = self._place(rank)
         if place.stage not in self._templates:
-            template = _StageTemplate(self.nodes(rank), place, self.ranks)
-            self._templates[place.stage] = template if template.shared else None
-        shared = self._templates[place.stage]
-        if shared is not None:
-            return shared.bytes_of(place)
-        return b"".join(_framed(node.SerializeToString()) for node in self.nodes(rank))
+            self._templates[place.stage] = _StageTemplate(self.nodes(rank), place, self.ranks)
+        return self._templates[place.stage].bytes_of(place)
 
     def _place(self, rank: int) -> Place:
         if not 0 <= rank < len(self.ranks):

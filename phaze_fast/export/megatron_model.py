@@ -136,8 +136,7 @@ def missing_model(request: Request, any_activation: bool = False) -> list[Unexpr
         Whether the format can name any non-linearity, as Megatron Bridge can.
     """
     model, names = request.model, flag_names("megatron")
-    rotary, biased = model.rotary, model.out_bias or model.ffn_bias
-    scalings = ("none", "yarn") if model.latent else ("none", _STRETCHED)
+    rotary, scalings = model.rotary, ("none", "yarn") if model.latent else ("none", _STRETCHED)
     return request.unexpressed_model(
         names,
         encoder=model.encoder_layers > 0,
@@ -148,7 +147,7 @@ def missing_model(request: Request, any_activation: bool = False) -> list[Unexpr
         gate=model.gated and model.activation != "silu" and not any_activation,
         norm_bias=model.norm == "layernorm" and not model.norm_bias,
         biases=(model.qkv_bias, model.out_bias, model.ffn_bias) not in _BIASES
-        or (model.latent is not None and model.qkv_bias and not biased),
+        or (model.latent is not None and model.qkv_bias and not model.out_bias),
         router_bias=model.moe is not None and model.moe.router_bias != model.ffn_bias,
     )
 

@@ -86,10 +86,9 @@ def step_trace(timeline: Timeline) -> dict[str, Any]:
             name = f"{letter} {micro_batch}" if other < 0 else f"F {micro_batch} & B {other}"
             args = {"micro-batch": micro_batch, "chunk": chunk, "layers": len(layers)}
             events.append(_slice(pid, 1, name, _NAMES[letter], start_s, end_s, args))
-        if plan.time_s > timeline.passes_s:
-            parts = {k: v for k, v in plan.parts_s.items() if k in ("data_comm", "optimizer")}
-            name = "gradients and weights not hidden, optimiser"
-            events.append(_slice(pid, 2, name, "optimiser", timeline.passes_s, plan.time_s, parts))
+        parts = {k: v for k, v in plan.parts_s.items() if k in ("data_comm", "optimizer")}
+        name = "gradients and weights not hidden, optimiser"
+        events.append(_slice(pid, 2, name, "optimiser", timeline.passes_s, plan.time_s, parts))
         counter = {"ph": "C", "pid": pid, "tid": 0, "name": "memory (GiB)"}
         for at_s, bytes_ in zip(*(array.tolist() for array in timeline.memory(stage)), strict=True):
             events.append({**counter, "ts": _MICRO * at_s, "args": {"held": bytes_ / _GIB}})

@@ -12,7 +12,7 @@ from phaze_fast import export, models
 from phaze_fast.documents import read_document
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.export.megatron import read_layout
-from phaze_fast.export.request import options_of, settings_of
+from phaze_fast.export.request import options_of, settings_of, whole_number
 from phaze_fast.planning.frameworks import inexpressible
 
 LLAMA = models.load("llama2-7b")
@@ -188,6 +188,36 @@ def test_published_plans_of_maxtext_come_out_as_their_flags():
     assert checked > len(rows) / 2
 
 
+@pytest.mark.parametrize(
+    ("devices", "node_devices", "nodes", "used"),
+    [(16, 8, 2, 8), (4, 8, 1, 4), (12, 8, 3, 4), (9, 8, 9, 1), (2, 1, 2, 1)],
+)
+def test_nodes_are_filled_alike(devices, node_devices, nodes, used):
+    plan = {"dp": devices, "global_batch": devices, "recompute": "none"}
+    text = export.export_plan(plan, LLAMA, "megatron", node_devices).text
+    assert f"torchrun --nnodes {nodes} --nproc-per-node {used} " in text
+
+
+def test_a_node_has_a_device():
+    with pytest.raises(InvalidInputError, match="node_devices: 0 is not accepted; expected 1"):
+        export.export_plan({"global_batch": 1, "recompute": "none"}, LLAMA, "megatron", 0)
+
+
+@pytest.mark.parametrize(
+    ("widths", "degrees"),
+    [
+        ({}, [4, 1]),
+        ({"tp": 2, "pp": 2}, [1, 4]),
+        ({"tp": 2, "cp": 2}, [1, 4]),
+        ({"zero": 2}, [1, 4]),
+    ],
+)
+def test_torchtitan_replicates_weights_where_there_is_one_axis_alone(widths, degrees):
+    plan = {"dp": 4, "global_batch": 8, "recompute": "none", **widths}
+    job = tomllib.loads(export.export_plan(plan, LLAMA, "torchtitan").text)["parallelism"]
+    assert [job[f"data_parallel_{name}_degree"] for name in ("replicate", "shard")] == degrees
+
+
 def test_published_plans_come_out_as_their_flags():
     checked = 0
     for row, plan, model in published("egatron"):  # Megatron stands for NeMo too
@@ -236,6 +266,27 @@ def test_a_script_of_ones_own(tmp_path):
     assert "--lr" in found.notes[0]
 
 
+def test_embedding_and_loss_can_count_as_blocks_of_a_pipeline(tmp_path):
+    path, model = tmp_path / "train.sh", LLAMA.replace(layers=30)
+    words = "torchrun --nproc-per-node 4 pretrain_gpt.py --pipeline-model-parallel-size 4 "
+    path.write_text(words + "--account-for-embedding-in-pipeline-split")
+    with pytest.raises(InvalidInputError, match="30 blocks in 4 chunks is not accepted"):
+        export.read_plan(path, model)
+    path.write_text(f"{path.read_text()} --account-for-loss-in-pipeline-split")
+    assert export.read_plan(path, model).spec.stages == (8, 8, 8, 8)
+
+
+def test_maxtext_shards_among_the_devices_that_other_axes_leave(tmp_path):
+    path = tmp_path / "train.sh"
+    path.write_text(
+        "python3 -m MaxText.train base.yml ici_tensor_parallelism=2 ici_expert_parallelism=4 "
+        "per_device_batch_size=1 num_pipeline_repeats=2\n"
+    )
+    spec = export.read_plan(path, "mixtral-8x7b", 32).spec
+    assert (spec.tp, spec.ep, spec.dp, spec.zero) == (2, 4, 16, 3)
+    assert (spec.pp, spec.vpp) == (1, 1)  # repeats are of a pipeline
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -263,6 +314,18 @@ def test_scripts_that_cannot_be_read(change, said, tmp_path):
     assert "\n" not in str(error.value)
 
 
+def test_two_dashes_alone_are_no_option():
+    assert options_of("torchrun -- train.py --fast") == {"--fast": []}
+
+
+def test_whole_numbers_have_at_most_twelve_digits():
+    assert whole_number("--seq-length", "9" * 12) == 10**12 - 1
+    assert whole_number("--offset", "-1", least=-1) == -1
+    for text in ("9" * 13, "-1", "1.0", ""):
+        with pytest.raises(InvalidInputError, match="--seq-length: .* expected a whole number"):
+            whole_number("--seq-length", text)
+
+
 def test_files_are_told_apart(tmp_path):
     files = {
         "a.json": json.dumps({"train_batch_size": 8, "zero_optimization": {"stage": 3}}),
@@ -271,11 +334,20 @@ def test_files_are_told_apart(tmp_path):
         "d.yaml": "model:\n  tensor_model_parallel_size: 2\ntrain:\n  global_batch_size: 8\n",
         "e.toml": "[training]\n",
         "f.sh": "python3 -m MaxText.train base.yml ici_tensor_parallelism=4\n",
+        "g.sh": "python3 -m MaxText.train base.yml\n",
+        "h.sh": "python3 -m maxtext.trainers.pre_train base.yml ici_tensor_parallelism=4\n",
+        "i.sh": "torchrun pretrain_gpt.py\n",
+        "j.sh": "torchrun train.py --tensor-model-parallel-size 2\n",
+        "k.sh": "torchrun train.py\n",
+        "l.yaml": "model:\n  hidden_size: 8\n",
+        "m.yml": "model: tensor_model_parallel_size\n",
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     found = [export.is_framework_file(tmp_path / name) for name in files]
-    assert found == [True, False, False, True, True, True]
+    assert found == [True, False, False, *[True] * 7, False, False, False]
+    assert export.read_plan(tmp_path / "g.sh", LLAMA, 8).spec.zero == 3
+    assert export.read_plan(tmp_path / "h.sh", LLAMA, 8).spec.tp == 4
     read = export.read_plan(tmp_path / "d.yaml", LLAMA, devices=8).spec
     assert (read.tp, read.dp, read.global_batch) == (2, 4, 8)
     assert export.read_plan(tmp_path / "a.json", LLAMA).spec.zero == 3

@@ -211,6 +211,57 @@ def test_decoders_of_maxtext():
         assert said.get("original_max_position_embeddings") == (positions and str(positions))
 
 
+STRETCHED = {"scaling": "llama3", "factor": 8.0}
+ALL_BIASES = {"qkv_bias": True, "out_bias": True, "ffn_bias": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "lacking", "in_bridge"),
+    [
+        ("t5-small", {}, ["encoder", "relative positions", "ReLU"], 2),
+        ("gpt2-small", {"head": "classifier", "classes": 10}, ["images"], 1),
+        ("gpt2-small", {"positions": "alibi", "max_positions": None}, ["alibi positions"], 1),
+        ("gpt2-small", {"activation": "relu"}, ["ReLU"], 0),
+        ("llama2-7b", {"activation": "relu"}, ["gated relu"], 0),
+        ("llama2-7b", {"activation": "gelu", "gated": False}, [], 0),
+        ("llama3-8b", {"rotary": STRETCHED, "layers": 4}, [], 0),
+        ("llama3-8b", {"rotary": {**STRETCHED, "scaling": "yarn"}}, ["rotary scaling yarn"], 0),
+        ("deepseek-v3", {"rotary": STRETCHED, "layers": 4}, ["rotary scaling llama3"], 1),
+        ("deepseek-v3", {"rotary": {**STRETCHED, "scaling": "yarn"}}, [], 0),
+        ("deepseek-v3", {"qkv_bias": True, "layers": 4}, ["qkv_bias True, out_bias False, ffn"], 1),
+        ("deepseek-v3", {**ALL_BIASES, "layers": 4}, ["bias of the router"], 1),
+    ],
+)
+def test_what_of_a_model_megatron_core_has_no_option_for(name, changes, lacking, in_bridge):
+    """Bridge takes any activation, and a recipe of the model where it has one."""
+    for format_, expected in (("megatron", lacking), ("bridge", lacking[:in_bridge])):
+        found = export.export_plan(PLAN, models.load(name).replace(**changes), format_).unexpressed
+        assert len(found) == len(expected)
+        for item, what in zip(found, expected, strict=True):
+            assert item.what.startswith(f"{name}: {what}")
+
+
+@pytest.mark.parametrize(
+    ("biases", "flag", "complete"),
+    [
+        ((True, True, True), None, True),
+        ((False, False, False), "--disable-bias-linear", True),
+        ((True, False, False), "--add-qkv-bias", True),
+        ((True, True, False), None, False),
+        ((True, False, True), None, False),
+        ((False, False, True), None, False),
+    ],
+)
+def test_megatron_has_biases_of_all_projections_or_none_or_of_queries_keys_and_values(
+    biases, flag, complete
+):
+    fields = dict(zip(("qkv_bias", "out_bias", "ffn_bias"), biases, strict=True))
+    found = export.export_plan(PLAN, models.load("gpt2-small").replace(**fields), "megatron")
+    said = {"--disable-bias-linear", "--add-qkv-bias"} & set(options_of(found.text))
+    assert found.complete == complete
+    assert said == (set() if flag is None else {flag, "--disable-bias-linear"})
+
+
 def test_norms_without_a_bias_are_what_megatron_lacks():
     model = models.load("gpt2-small")
     assert export.export_plan(PLAN, model, "megatron").complete
@@ -250,6 +301,16 @@ def test_a_file_of_another_model_is_refused(tmp_path):
             InvalidInputError, match=rf"{option}: 1536 is not accepted; .* has 1024"
         ):
             export.read_plan(path, of("deepseek-v3").replace(latent=latent), 8)
+    text = export.export_plan(PLAN, of("mixtral-8x22b"), "megatron").text
+    path.write_text(f"{text.rstrip()} --ffn-hidden-size 1\n")
+    export.read_plan(path, of("mixtral-8x22b"), 8)  # no layer has it
+    path.write_text(text)
+    for model, said in (
+        (of("mixtral-8x22b").replace(hidden=12288), "--hidden-size: 6144 .* has 12288"),
+        (of("mixtral-8x22b").replace(moe=None, ffn=128), "--ffn-hidden-size: .* has 128"),
+    ):
+        with pytest.raises(InvalidInputError, match=said):
+            export.read_plan(path, model, 8)
     path.write_text(export.export_plan(PLAN, of("phi-4"), "maxtext").text)
     with pytest.raises(InvalidInputError, match="base_emb_dim: 5120 is not accepted; .* has 4096"):
         export.read_plan(path, of("phi-4").replace(hidden=4096, head_dim=128), 8)

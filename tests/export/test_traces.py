@@ -10,7 +10,7 @@ import pytest
 import phaze_fast as pf
 from phaze_fast import models
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.export.kineto import compare_profile, read_profile
+from phaze_fast.export.kineto import Profile, compare_profile, read_profile
 from phaze_fast.export.perfetto import layer_trace, step_trace
 from phaze_fast.export.ranks import Ranks, stage_layers
 from phaze_fast.planning import layer_schedules, pipelines, timeline
@@ -41,6 +41,8 @@ def test_the_last_slice_ends_with_the_step(schedule):
     end = max(e["ts"] + e["dur"] for e in slices)
     assert end / 1e6 == pytest.approx(found.plan.time_s, rel=1e-9)
     assert min(e["ts"] for e in slices) == 0.0
+    after, parts = [e["args"] for e in slices if e["tid"] == 2], found.plan.parts_s
+    assert after == [{name: parts[name] for name in ("data_comm", "optimizer")}] * found.plan.pp
     tracks = {(e["pid"], e["tid"]) for e in slices}
     named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
     assert tracks <= named
@@ -109,7 +111,10 @@ def test_a_layer_as_a_trace():
     ways = (((1, 4.0), (0, 2.0)), ((1, 3.0), (0, 1.5)), ((1, 2.0), (0, 1.0)))
     layer = LayerInstance("l", ("a", "b", "c"), (1, 2, 3), ways, ((0, 2),), (2, 2, 0), (0, 1, 2))
     found = schedule_instances([layer])
-    slices = [e for e in layer_trace(found, 1e-6)["traceEvents"] if e["ph"] == "X"]
+    events = layer_trace(found, 1e-6)["traceEvents"]
+    slices = [e for e in events if e["ph"] == "X"]
+    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    assert named == {(e["pid"], e["tid"]) for e in slices}
     assert max(e["ts"] + e["dur"] for e in slices) == pytest.approx(found[0].makespan, rel=1e-9)
     assert {e["name"] for e in slices} == {"a", "b", "c"}
     twice = [e for e in layer_trace([*found, *found], 1e-6)["traceEvents"] if e["ph"] == "X"]
@@ -260,6 +265,44 @@ def test_without_marks_a_step_lasts_from_the_first_kernel_to_the_last(tmp_path):
     assert read_profile(path, steps=2).step_s == pytest.approx(2e-3)
 
 
+def test_kernels_of_a_device_are_told_from_the_rest_and_counted_once(tmp_path):
+    events = [
+        kernel("gemm", 10.0, 40.0),
+        kernel("rms_norm", 20.0, 5.0, "Kernel"),  # inside the product
+        kernel("Memcpy DtoH", 30.0, 30.0, "gpu_memcpy"),  # 10 us longer than the product
+        kernel("unknown", 80.0, 10.0),
+        kernel("aten::mm", 0.0, 1e3, "cpu_op"),
+        {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 0.0},  # without a length
+        {"ph": "i", "cat": "kernel", "name": "gemm", "ts": 0.0, "dur": 1e3},
+        *[kernel("ProfilerStep#1", 0.0, 100.0, cat) for cat in ("user_annotation", "gpu_user")],
+    ]
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(events))
+    profile = read_profile(path)
+    assert (profile.steps, profile.rank) == (1, None)
+    assert (profile.step_s, profile.busy_s) == pytest.approx((100e-6, 60e-6))
+    assert profile.kernels == {"matrix products": 1, "norms": 1, "copies": 1, "other": 1}
+    seconds = {"matrix products": 40e-6, "norms": 5e-6, "copies": 30e-6, "other": 10e-6}
+    assert profile.seconds == pytest.approx(seconds)
+    two = read_profile(path, steps=2)  # from the first kernel to the last, whatever is marked
+    assert (two.steps, two.step_s, two.busy_s) == pytest.approx((2, 40e-6, 30e-6))
+
+
+def test_a_profile_of_an_unknown_rank_is_of_the_first_stage():
+    plan = plan_with("1f1b")  # 32 devices, 8 of each stage
+    for rank, stage in ((None, 0), (31, 3), (32, 0)):
+        profile = Profile(1, 2.0, 1.5, {"norms": 1.0}, {"norms": 3}, rank)
+        found = compare_profile(SMALL, CLUSTER, plan, profile)
+        assert (found.stage, found.measured_idle_s) == (stage, 0.5)
+        assert found.families[0].family == "norms"  # the largest difference
+        assert found.families[0].kernels == 3
+        assert all(family.measured_s or family.predicted_s for family in found.families)
+    busy = Profile(1, 1.0, 1.0 + 1e-12, {}, {}, None)
+    assert compare_profile(SMALL, CLUSTER, plan, busy, stage=3).measured_idle_s == 0.0
+    with pytest.raises(InvalidInputError, match="stage: -1 is not accepted; expected 0 to 3"):
+        compare_profile(SMALL, CLUSTER, plan, busy, stage=-1)
+
+
 def test_a_profile_is_compared_with_a_plan(tmp_path):
     events = [kernel(f"ProfilerStep#{k}", 1e5 * k, 1e5, "user_annotation") for k in range(2)]
     for k in range(2):
@@ -285,12 +328,14 @@ def test_a_profile_is_compared_with_a_plan(tmp_path):
     attention = by_family["attention"]
     assert attention.measured_s == pytest.approx(0.01)
     assert attention.difference_s == attention.measured_s - attention.predicted_s
+    assert min(by_family[name].predicted_s for name in ("attention", "norms", "element-wise")) > 0
     assert any(not family.measured_s or not family.predicted_s for family in found.families)
     predicted = sum(family.predicted_s for family in found.families)
     load = pf.predict(SMALL, CLUSTER, plan_with("1f1b"))
     assert (found.measured_step_s, found.measured_idle_s) == pytest.approx((0.1, 0.02))
     assert found.predicted_step_s == load.time_s
     assert load.parts_s["imbalance"] > 0.0
+    assert by_family["optimizer"].predicted_s == load.parts_s["optimizer"] > 0.0
     assert found.predicted_idle_s == load.parts_s["bubble"] + load.parts_s["imbalance"]
     spec = plan_with("1f1b", tp=1, dp=8)
     alone, parts = (
@@ -314,6 +359,8 @@ def test_a_profile_is_compared_with_a_plan(tmp_path):
         ('{"traceEvents": []}', "no kernel"),
         ('{"traceEvents": [{"ph": "X", "ts": true, "dur": 1}]}', "ts: True is not accepted"),
         ('{"traceEvents": [{"ph": "X", "ts": 1, "dur": "1"}]}', "dur: '1' is not accepted"),
+        ('{"traceEvents": [1, {"ph": "X", "ts": 1, "dur": 2e18}]}', "traceEvents.1.dur: 2e"),
+        ('{"traceEvents": {}}', "traceEvents: missing"),
     ],
 )
 def test_a_file_that_is_no_profile(text, said, tmp_path):
