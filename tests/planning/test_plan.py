@@ -12,14 +12,16 @@ from plan_cases import h100
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError, UndecidedError
-from phaze_fast.hardware import Cluster
+from phaze_fast.hardware import Cluster, Tier, TieredFabric
 from phaze_fast.planning import (
     PARTS,
     PlanEvaluator,
     Training,
+    node_devices,
     plan,
     planner,
 )
+from phaze_fast.planning.layouts import space_text
 from phaze_fast.units import format_bytes
 
 
@@ -283,6 +285,24 @@ def test_replicas_lie_inside_where_a_pipeline_fits_into_a_node():
     both = set(several["pp"][several["rank_order"] == 1].tolist())
     assert both == {p for p in several["pp"].tolist() if 1 < p <= 8}
     assert {8, 9} <= set(several["pp"].tolist())
+
+
+ONE_TIER = TieredFabric(name="one", tiers=(Tier(name="all", bandwidth_bytes_per_s=1e9),))
+
+
+@pytest.mark.parametrize(
+    ("fabric", "devices", "widths"),
+    [("gh200-quad", 4, "1, 2, 4"), ("nvl72-gb300", 72, "1, 2, 4, 8, 16, 32"),
+     ("tpuv4-pod", 8, "1, 2, 4, 8"), (ONE_TIER, 8, "1, 2, 4, 8")],
+)  # fmt: skip
+def test_tensor_groups_are_up_to_a_node_or_eight_devices_where_there_are_none(
+    fabric, devices, widths
+):
+    """And no wider than the model's 32 heads."""
+    on = Cluster(devices=64, fabric=fabric, chip="h100")
+    assert node_devices(on) == devices
+    text = space_text(pf.models.load("llama2-7b"), on, Training(global_batch=64))
+    assert text.startswith(f"tensor parallel {widths}; ")
 
 
 # ---- wrong answers of version 0.1.0: none may come back ----
