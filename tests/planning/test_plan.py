@@ -408,6 +408,15 @@ def test_the_front_of_a_framework_is_that_of_all_its_layouts():
     assert len(wanted) > 2
 
 
+def test_a_front_has_a_point_once_though_modes_recompute_the_same():
+    """Without gates there is no product of theirs to recompute: two modes of MaxText are alike."""
+    model, step = pf.models.load("t5-small").replace(layers=2), Training(global_batch=16, tp=1)
+    front = plan(model, h100(4), step.replace(pp=1), framework="maxtext", threads=1).front
+    held = [each.memory_bytes for each in front]
+    assert len(held) > 5
+    assert held == sorted(set(held), reverse=True)
+
+
 @pytest.mark.parametrize(("model", "ep"), [("gpt2-small", 1), ("mixtral-8x7b", 2)])
 def test_shards_that_are_not_even_name_experts_where_there_are(model, ep):
     plans = found(

@@ -66,6 +66,13 @@ def test_gathers_inside_a_node_are_faster_and_plan_finds_them():
         ({"shard": 4, "zero": 0}, "shard: 4 is not accepted with zero = 0"),
         ({"shard": 4, "ep": 8}, "shard: 4 is no multiple of 8, the replicas that experts span"),
         ({"ep": 5}, "1 x 5 = 5 does not divide tp x cp x dp = 1 x 1 x 64 = 64; nearest: 4 or 8"),
+        ({"ep": 128}, "1 x 128 = 128 does not divide tp x cp x dp = 1 x 1 x 64 = 64; nearest: 64"),
+        ({"ep": 48, "tp": 2, "dp": 32}, "2 x 48 = 96 does not .* 2 x 1 x 32 = 64; nearest: 32"),
+        ({"ep": 1, "etp": 3}, "3 x 1 = 3 does not divide tp x cp x dp = 1 x 1 x 64 = 64$"),
+        (
+            {"ep": 8, "pp": 2, "dp": 32, "rank_order": "stages-inside"},
+            "ep: etp x ep = 1 x 8 = 8 does not divide tp x cp = 1; with rank_order stages-inside",
+        ),
     ],
 )
 def test_refusals_of_sharing_have_rule_numbers_and_nearest(given, said):
