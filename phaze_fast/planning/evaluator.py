@@ -55,6 +55,8 @@ ESTIMATE_COLUMNS = tuple(
     for column in _core.ESTIMATE_DTYPE[name].names or (name,)
     if name != "unused"
 )  # as the kernel writes them
+ANY_LIMIT_BYTES = 0.0
+"""Memory limit of an estimate whose status is not read; nothing else depends on it."""
 # Sums in another order differ in their last digits.
 _ROUNDED_DOWN, _ROUNDED_UP = 1.0 - 1e-9, 1.0 + 1e-9
 _OF_STRATEGY = (
@@ -346,9 +348,8 @@ class PlanEvaluator:
 
     def slowest_s(self, placed: Iterable[Placed], times: KindTimes) -> float:
         """Return the seconds of the slowest of some plans with other times than they are of."""
-        limit_bytes = float(max(self.limits_bytes[0], 0.0))
         estimates = (
-            self.space.estimate(times.at([at]), plan.layout, *plan.arrays, limit_bytes)[0]
+            self.space.estimate(times.at([at]), plan.layout, *plan.arrays, ANY_LIMIT_BYTES)[0]
             for plan in placed
             for at in self.strategies_of([plan])
         )
@@ -543,7 +544,7 @@ class PlanEvaluator:
             free = free_times_on_chip([sizes], self.cluster, self.optimizer)
         limit_bytes = float(self.limits_bytes[limit])
         estimate, stages = self.space.estimate(
-            own, placed.layout, *placed.arrays, max(limit_bytes, 0.0), free or ()
+            own, placed.layout, *placed.arrays, ANY_LIMIT_BYTES, free or ()
         )
         plan = self._described(
             placed,

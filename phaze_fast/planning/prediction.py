@@ -17,6 +17,7 @@ from phaze_fast.memory import SCHEDULE_CODES
 from phaze_fast.models import Model
 from phaze_fast.opgraph import DISPATCHERS, check_context_kind, context_code, context_kind
 from phaze_fast.planning.evaluator import (
+    ANY_LIMIT_BYTES,
     ESTIMATE_COLUMNS,
     ESTIMATE_PARTS,
     ESTIMATE_TERMS,
@@ -147,9 +148,8 @@ def step_s(model: Model | str, cluster: Cluster, plan: PlanSpec | Mapping[str, A
     True
     """
     evaluator, times, placed = evaluated(model, cluster, plan)
-    limit_bytes = max(float(evaluator.limits_bytes[0]), 0.0)
     own = times.at(slice(0, 1))
-    estimate, _ = evaluator.space.estimate(own, placed.layout, *placed.arrays, limit_bytes, ())
+    estimate, _ = evaluator.space.estimate(own, placed.layout, *placed.arrays, ANY_LIMIT_BYTES, ())
     return float(estimate[0]["time_s"])
 
 

@@ -12,14 +12,16 @@ from plan_cases import h100
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError, UndecidedError
-from phaze_fast.hardware import Cluster
+from phaze_fast.hardware import Cluster, Tier, TieredFabric
 from phaze_fast.planning import (
     PARTS,
     PlanEvaluator,
     Training,
+    node_devices,
     plan,
     planner,
 )
+from phaze_fast.planning.layouts import space_text
 from phaze_fast.units import format_bytes
 
 
@@ -285,6 +287,24 @@ def test_replicas_lie_inside_where_a_pipeline_fits_into_a_node():
     assert {8, 9} <= set(several["pp"].tolist())
 
 
+ONE_TIER = TieredFabric(name="one", tiers=(Tier(name="all", bandwidth_bytes_per_s=1e9),))
+
+
+@pytest.mark.parametrize(
+    ("fabric", "devices", "widths"),
+    [("gh200-quad", 4, "1, 2, 4"), ("nvl72-gb300", 72, "1, 2, 4, 8, 16, 32"),
+     ("tpuv4-pod", 8, "1, 2, 4, 8"), (ONE_TIER, 8, "1, 2, 4, 8")],
+)  # fmt: skip
+def test_tensor_groups_are_up_to_a_node_or_eight_devices_where_there_are_none(
+    fabric, devices, widths
+):
+    """And no wider than the model's 32 heads."""
+    on = Cluster(devices=64, fabric=fabric, chip="h100")
+    assert node_devices(on) == devices
+    text = space_text(pf.models.load("llama2-7b"), on, Training(global_batch=64))
+    assert text.startswith(f"tensor parallel {widths}; ")
+
+
 # ---- wrong answers of version 0.1.0: none may come back ----
 
 
@@ -386,6 +406,15 @@ def test_the_front_of_a_framework_is_that_of_all_its_layouts():
     ]
     assert [(each.time_s, each.memory_bytes) for each in front] == wanted
     assert len(wanted) > 2
+
+
+def test_a_front_has_a_point_once_though_modes_recompute_the_same():
+    """Without gates there is no product of theirs to recompute: two modes of MaxText are alike."""
+    model, step = pf.models.load("t5-small").replace(layers=2), Training(global_batch=16, tp=1)
+    front = plan(model, h100(4), step.replace(pp=1), framework="maxtext", threads=1).front
+    held = [each.memory_bytes for each in front]
+    assert len(held) > 5
+    assert held == sorted(set(held), reverse=True)
 
 
 @pytest.mark.parametrize(("model", "ep"), [("gpt2-small", 1), ("mixtral-8x7b", 2)])

@@ -511,6 +511,20 @@ def test_where_the_least_work_does_not_fit_eight_times_as_much_comes_next(monkey
     assert found.tried + over == left_out
 
 
+@pytest.mark.parametrize("memory_gib", [80, 3])
+def test_a_search_that_is_stopped_reaches_no_further(memory_gib, monkeypatch):
+    """What it left out counts as open: no plan is faster than its bound."""
+    monkeypatch.setattr(planner, "_FEW_STRATEGIES", 2)
+    monkeypatch.setattr(planner, "_FEW_LAYOUTS", 4)
+    problem = pf.models.load("gpt2-small"), h100(8, memory_gib), Training(global_batch=32, tp=1)
+    asked = []
+    planner._evaluator.cache_clear()
+    stopped = plan(*problem, top=1, threads=1, stop=lambda: not asked.append(1))
+    assert len(asked) == 1
+    assert not stopped.complete
+    assert stopped.bound_s <= plan(*problem, top=1, threads=1).best.time_s
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_limit_just_above_a_layout_s_plan_does_not_lose_it(seed):
     model, cluster, step = random_problem(random.Random(seed), 6, 16)

@@ -400,6 +400,14 @@ def test_without_stages_each_stage_has_an_even_share_of_the_blocks(blocks, step,
     assert all(max(stage.chunks) - min(stage.chunks) <= 2 for stage in plan.stages)
 
 
+def test_fields_without_effect_leave_a_strategy_as_it_is():
+    """Of experts and of context groups on one device each, and of rows that nobody shares."""
+    experts = {"dispatcher": "all-gather", "expert_imbalance": 2.0, "expert_overlap": 0.5}
+    more = {"overlap_experts": True, "cp_kind": "ring", "sequence_parallel": False, "etp": 1}
+    plain = PlanSpec(global_batch=8)
+    assert PlanSpec(global_batch=8, **experts, **more).strategy == plain.strategy
+
+
 def test_devices_intervals_and_overlap_of_a_plan():
     spec = PlanSpec(global_batch=32, tp=2, cp=2, pp=2, dp=2, micro_batch=1)
     found = predict("llama2-7b", ON, spec.replace(seq=8192))

@@ -5,13 +5,14 @@ import pytest
 import phaze_fast as pf
 from phaze_fast import models
 from phaze_fast.cli.main import main
-from phaze_fast.cost import estimate_costs, message_batch
+from phaze_fast.cost import estimate_costs, message_batch, roofline_work_s
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import FlatFabric, Tier, TieredFabric
+from phaze_fast.hardware import FlatFabric, Tier, TieredFabric, chip_records
 from phaze_fast.opgraph import CONTEXT_KINDS, GROUPS, Strategy, layer_graph, reasons
 from phaze_fast.planning import predict_batch
 from phaze_fast.planning.prediction import evaluated
 from phaze_fast.planning.sizes import strategy_sizes
+from phaze_fast.planning.times import least_work_s
 from phaze_fast.software import DEFAULT, chip_as_run, load_software
 
 WIDE = pf.Cluster(devices=64, fabric="dgx-h100", chip="h100")
@@ -65,6 +66,13 @@ def test_gathers_inside_a_node_are_faster_and_plan_finds_them():
         ({"shard": 4, "zero": 0}, "shard: 4 is not accepted with zero = 0"),
         ({"shard": 4, "ep": 8}, "shard: 4 is no multiple of 8, the replicas that experts span"),
         ({"ep": 5}, "1 x 5 = 5 does not divide tp x cp x dp = 1 x 1 x 64 = 64; nearest: 4 or 8"),
+        ({"ep": 128}, "1 x 128 = 128 does not divide tp x cp x dp = 1 x 1 x 64 = 64; nearest: 64"),
+        ({"ep": 48, "tp": 2, "dp": 32}, "2 x 48 = 96 does not .* 2 x 1 x 32 = 64; nearest: 32"),
+        ({"ep": 1, "etp": 3}, "3 x 1 = 3 does not divide tp x cp x dp = 1 x 1 x 64 = 64$"),
+        (
+            {"ep": 8, "pp": 2, "dp": 32, "rank_order": "stages-inside"},
+            "ep: etp x ep = 1 x 8 = 8 does not divide tp x cp = 1; with rank_order stages-inside",
+        ),
     ],
 )
 def test_refusals_of_sharing_have_rule_numbers_and_nearest(given, said):
@@ -340,6 +348,19 @@ def test_dualpipe_overlaps_exchanges_by_default():
     for plan in plans:
         assert pf.predict(MIXTURE, NODE, plan) == plan
         assert pf.Plan.from_dict(plan.to_dict()) == plan
+
+
+@pytest.mark.parametrize("rate", [1e9, 1e10])
+@pytest.mark.parametrize("overlapping", [False, True])
+def test_work_is_bounded_however_slow_the_exchanges_of_experts_are(rate, overlapping):
+    slow = FlatFabric(name="slow", bandwidth_bytes_per_s=rate)
+    on = pf.Cluster(devices=8, fabric=slow, chip="h100")
+    own = strategy_sizes(MIXTURE, Strategy(ep=4, overlap_experts=overlapping), ("none",))
+    chip = chip_as_run(on.chip, own.software)
+    bound_s = roofline_work_s(own.graph, chip_records([chip]), on, chip, 1, own.most_hidden)
+    work_s = least_work_s((own,), on)
+    assert bound_s <= work_s
+    assert overlapping or bound_s > 0.75 * work_s  # of exchanges that are waited for
 
 
 def test_experts_of_a_width_of_their_own():

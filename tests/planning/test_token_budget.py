@@ -80,6 +80,7 @@ def test_limits():
     assert goodput(1024, 0.0, 60.0, interval_s=540.0).fraction == pytest.approx(0.9)
     assert goodput(1, 1.0, 0.0, 86.4).fraction == pytest.approx(math.exp(-1e-3))
     assert goodput(10**6, 1.0, 60.0, 3600.0).fraction == 0.0  # nothing ever passes
+    assert goodput(1, 864.0, 1e5, interval_s=100.0).fraction == 0.0  # nor a long checkpoint
     assert goodput(1024, 0.0).to_dict()["mtbf_s"] is None
 
 
