@@ -241,3 +241,14 @@ def test_what_fails_in_another_process_is_raised(monkeypatch, error):
         monkeypatch.setitem(candidates._CHIPS_OF_A_TASK, work_s, 1)
         with pytest.raises(ValueError, match="no such chip"):
             table.bound_all()
+
+
+def test_bounds_of_joules_are_rounded_down():
+    (problem,) = problems_of([MODEL], few_groups(1), CLUSTER, STEP)
+    for s in range(len(problem)):
+        evaluator, k = problem.of(s)
+        passes = evaluator.sizes[k].inner * 16 / 4  # of a micro-batch on a device
+        found = problem.step_energy_j(s, np.array([3.0]), np.array([2.0]), np.array([5.0]))
+        for (bound_j,), joules in zip(found, (13.0, 3.0), strict=True):
+            assert bound_j < passes * joules
+            assert bound_j == pytest.approx(passes * joules, rel=1e-8, abs=0.0)
