@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from search_cases import few_groups
+from search_cases import few_groups, random_case, some_chips
 
 import phaze_fast as pf
 from phaze_fast.errors import PhazeError
@@ -55,6 +55,40 @@ def test_bounds_are_those_with_the_largest_capacity_of_each_group():
     assert table.largest.tolist() == [2, 0, 2, 1]
     assert table.threads == 3
     assert table_of(groups).largest.tolist() == [2, 2, 2]  # the first chip has the largest
+
+
+def test_a_part_of_the_groups_has_the_bounds_that_all_have():
+    groups = few_groups(4, (16,))
+    whole, part = table_of(groups, with_energy=True), table_of(groups, with_energy=True)
+    whole.bound_all()
+    for some in ([1, 3], [0, 2]):
+        part.bound(0, np.array(some), 1)
+        assert part.least[0, some].tolist() == whole.least[0, some].tolist()
+        assert part.energy[0, some].tolist() == whole.energy[0, some].tolist()
+    assert len(set(whole.least[0].tolist())) == 4
+
+
+def test_schedules_that_are_not_proven_have_bounds_of_their_own():
+    case = random_case(40, (), devices=8, layers=5)
+    records = some_chips(0, 1).chips
+    times, least = case.problem.schedule(1, records, nodes=1)
+    assert not times.proven.any()
+    assert (least.forward_s <= times.forward_s).all()
+    assert (least.forward_s < times.forward_s).any()
+
+
+def test_plans_are_ordered_by_time_then_memory_then_fewest_devices_and_least_widths():
+    step = STEP.replace(micro_batch=1, zero=(0, 1), pp=(1, 2))
+    (problem,) = problems_of([MODEL], few_groups(1), CLUSTER, step)
+    for s in range(len(problem)):
+        evaluator, k = problem.of(s)
+        width = evaluator.sizes[k].strategy.tp
+        rows = np.flatnonzero(evaluator.layouts["strategy"] == k).tolist()
+        assert len(rows) > 2
+        for at in rows:
+            pp, dp, zero = (int(evaluator.layouts[at][name]) for name in ("pp", "dp", "zero"))
+            order = problem.plan_order(s, Placed(3.0, 5.0, at))
+            assert order == (3.0, 5.0, width * pp * dp, width, pp, dp, zero, s, at)
 
 
 # ---- plans kept in a journal ----
