@@ -77,6 +77,17 @@ def test_schedules_that_are_not_proven_have_bounds_of_their_own():
     assert (least.forward_s < times.forward_s).any()
 
 
+def test_each_step_bounds_layers_from_below_and_more_tightly():
+    (problem,) = problems_of([MODEL], few_groups(3, (16,)), CLUSTER, STEP)
+    records = few_groups(3, (16,)).records
+    for s in range(len(problem)):
+        mapped, root = (problem.bound(s, records, step) for step in ("mapped", "schedule_bound"))
+        times, _ = problem.schedule(s, records)
+        assert (mapped.backward_s <= root.backward_s * (1.0 + 1e-9)).all()
+        assert (root.backward_s <= times.backward_s * (1.0 + 1e-9)).all()
+        assert (mapped.backward_s < root.backward_s * (1.0 - 1e-3)).any()
+
+
 def test_plans_are_ordered_by_time_then_memory_then_fewest_devices_and_least_widths():
     step = STEP.replace(micro_batch=1, zero=(0, 1), pp=(1, 2))
     (problem,) = problems_of([MODEL], few_groups(1), CLUSTER, step)

@@ -404,6 +404,19 @@ def test_a_model_is_evaluated_up_to_its_limits(name):
     assert not search.known[0, [0, 3]].any()
 
 
+def test_chips_on_which_no_pair_is_better_are_not_looked_at():
+    problems = problems_of([MODEL] * 2, few_groups(2, (16,)), CLUSTER, PAIR_STEP)
+    search, asked = _PairSearch(problems, few_groups(2, (16,)), (1.0, 1.0), "time", 1), []
+    search.evaluate = lambda i, at, _: asked.append((i, at.tolist()))
+    search.known = np.array([[True, False], [True, False]])
+    search.exact = np.array([[1.0, np.inf], [1.0, np.inf]])
+    search.least = np.ones((2, 2))
+    assert not search.wave(64)
+    search.least[1, 1] = 0.9
+    assert search.wave(64)
+    assert asked == [(0, [1]), (1, [1])]  # the first as well: both may run on the second chip
+
+
 def test_the_first_chip_of_a_space_may_be_the_best_for_all():
     space, asked = some_with_every_hbm(1, 6), {"objective": "cost", "threads": 1}
     models = [pf.models.load(name) for name in MODELS[:2]]
