@@ -137,6 +137,48 @@ def test_a_candidate_whose_bound_equals_the_limit_goes_on(monkeypatch):
     assert calls[1:] == [([int(least.argmin())], 3)]
 
 
+def test_a_wave_schedules_one_candidate_of_each_group_and_places_few(monkeypatch):
+    groups, everything = few_groups(3, (16,)), np.arange(3)
+    search = BestFirstSearch(problems_of([MODEL], groups, CLUSTER, STEP), groups)
+    (table,) = search.tables
+    search._begin()
+    for s in range(4):
+        table.bound(s, everything, SCHEDULED - 1)
+    listed = [(0, s, group) for s in (2, 0, 3, 1) for group in (1, 0, 2)]
+    search._advance(np.array(listed).T)
+    assert (table.level == SCHEDULED).astype(int).tolist() == [[0] * 3, [0] * 3, [1] * 3, [0] * 3]
+    monkeypatch.setattr(best_first, "_PLACED_AT_ONCE", 2)
+    scheduled = np.array(listed[:3]).T
+    search._advance(scheduled)
+    assert np.flatnonzero(table.level[2] == PLACED).tolist() == [0, 1]
+    search._advance(np.array(listed[3:]).T, all_at_once=True)
+    assert (table.level[[0, 1, 3]] >= SCHEDULED).all()
+    assert search.placed == 2
+    table.level[2], table.level[[0, 1, 3]] = PLACED, PLACED
+    table.schedule(2, everything)
+    search._advance(scheduled, all_at_once=True)
+    assert search.placed == 5
+
+
+def test_the_first_plans_are_made_one_by_one(monkeypatch):
+    """So that each one prunes what comes after it; bounds are raised together."""
+    groups, advanced = few_groups(3, (16,)), []
+    search = BestFirstSearch(problems_of([MODEL], groups, CLUSTER, STEP), groups)
+    search._begin()
+    advance = search._advance
+
+    def noted(candidates, one_step):
+        advanced.append((int(search._levels(candidates)[0]), candidates.shape[1]))
+        advance(candidates, one_step=one_step)
+
+    monkeypatch.setattr(search, "_advance", noted)
+    monkeypatch.setattr(best_first, "_SEEDS", (12, 9, 4, 2))
+    search._seed(budgeted=True)
+    assert advanced[:2] == [(1, 12), (2, 9)]
+    assert all(count == 1 for level, count in advanced if level == SCHEDULED)
+    assert advanced[-1] == (SCHEDULED, 1)
+
+
 # ---- searches within limits ----
 
 
