@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import phaze_fast as pf
-from phaze_fast.explore import SearchProblem
+from phaze_fast.explore import ChipGroups, SearchProblem
 from phaze_fast.hardware import FlatFabric
 from phaze_fast.models import TransformerModel
 from phaze_fast.models.transformer import MixtureOfExperts
@@ -44,6 +44,14 @@ def some_with_every_hbm(seed: int, count: int) -> pf.ArchitectureSpace:
     space, rng = published_space(), np.random.default_rng(seed)
     first = 3 * rng.choice(len(space) // 3, count, replace=False)
     return space[np.sort((first[:, None] + np.arange(3)).reshape(-1))]
+
+
+def few_groups(count: int = 6, sizes: tuple[float, ...] = (8, 16), seed: int = 1) -> ChipGroups:
+    """Draw chip groups with the same capacities each, in GiB; fractions are allowed."""
+    drawn = some_with_every_hbm(seed, count)
+    records = drawn.chips[::3].repeat(len(sizes))
+    records["hbm_bytes"] = np.tile(np.array(sizes) * GIB, count)
+    return ChipGroups.of_records(records, np.arange(len(records)) + 100.0, drawn.spec.like)
 
 
 def few_chips_file(folder: Path) -> Path:

@@ -3,10 +3,11 @@
 import itertools
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from search_cases import published_space, some_with_every_hbm
+from search_cases import few_groups, published_space, some_with_every_hbm
 
 import phaze_fast as pf
 from phaze_fast.cli.main import main
@@ -19,10 +20,11 @@ from phaze_fast.explore import (
     best_pair,
     find_chips,
     objectives,
+    portfolio,
     problems_of,
 )
 from phaze_fast.explore.best_first import LimitedSearch, first_of, first_of_parts
-from phaze_fast.explore.objectives import Front, ScoreTable
+from phaze_fast.explore.objectives import BestGroups, Front, Objective, ScoreTable
 from phaze_fast.explore.portfolio import _PairSearch
 from phaze_fast.hardware.package import Prices, RunningCosts
 from phaze_fast.tables import non_dominated
@@ -240,6 +242,52 @@ def test_a_mix_of_models_is_the_geometric_mean_of_their_values():
         assert math.isclose(found.best.value, mean.min(), rel_tol=1e-12)
 
 
+def test_values_and_limits_of_an_objective_by_hand():
+    """Two capacities for the first group, one for the second; 3 devices at least, of 2 and 1 W."""
+    groups = few_groups(2, (8, 16)).single(np.array([0, 1]), np.array([0, 1]))
+    problems = problems_of([MODEL], groups, CLUSTER, pf.Training(**STEP, micro_batch=1, tp=1))
+    found = objectives.objective_of("cost", problems, few_groups(2, (8, 16)))
+    assert found.least_rates[0].tolist() == found.rates[0].min(axis=1).tolist()
+    assert found.least_rates[0].tolist() == found.rates[0][:, 0].tolist()
+    given = Objective(
+        "tokens", (np.array([[10.0, 20.0], [30.0, 40.0]]),), (5.0,), (np.array([10.0, 40.0]),),
+        np.array([2.0, 1.0]), (np.array([3.0]),),
+    )  # fmt: skip
+    table = SimpleNamespace(
+        least=np.array([[4.0, np.inf]]), dynamic=np.array([[6.0, 0.0]]), energy=np.array([[7.0, 0]])
+    )
+    assert given.value(0, 1, 0, 2.0, 3.0) == 30.0 * 2.0 + 5.0 * 3.0
+    ((least, none),) = given.least(0, table, np.array([0, 1]))
+    exact = 10.0 * 4.0 + 5.0 * (6.0 + 3.0 * 2.0 * 4.0)
+    assert none == np.inf
+    assert least < exact
+    assert least == pytest.approx(exact, rel=1e-8)
+    ((seconds, more),) = given.seconds(0, 0, table, np.array([0]), np.array([[exact, 230.0]]))
+    assert seconds > 4.0
+    assert [seconds, more] == pytest.approx([4.0, (230.0 - 30.0) / 50.0], rel=1e-8)
+    table.energy[0, 0] = 40.0  # with the static power that layers take for certain
+    assert given.least(0, table, np.array([0]))[0, 0] == pytest.approx(10.0 * 4.0 + 5.0 * 40.0)
+
+
+def test_the_limit_is_the_last_of_the_best_scores():
+    best = BestGroups(2)
+    for group, score, limit, least in (
+        (7, 5.0, np.inf, 5.0), (7, 6.0, np.inf, 5.0), (7, 4.0, np.inf, 4.0), (3, 9.0, 9.0, 4.0),
+        (2, 10.0, 9.0, 4.0), (2, 9.0, 9.0, 4.0), (2, 3.0, 4.0, 3.0), (3, 3.5, 3.5, 3.0),
+    ):  # fmt: skip
+        best.note(group, score)
+        assert (best.limit, best.best) == (limit, least), (group, score)
+    assert best.scores == {7: 4.0, 3: 3.5, 2: 3.0}
+
+
+def test_limits_of_models_leave_room_for_rounding():
+    rng, table = np.random.default_rng(3), ScoreTable((1.0, 1.0), (1, 1))
+    values = [np.exp(rng.uniform(-5, 5, 40)) for _ in range(2)]
+    for model in range(2):
+        limits = table.limits(model, values, table.combined(values))
+        assert (limits > values[model] * (1.0 + 1.5e-12)).all()
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -354,6 +402,49 @@ def test_a_model_is_evaluated_up_to_its_limits(name):
         assert (search.seconds[0][:, at].min(axis=0) <= exact[at]).all()
     assert (search.seconds[0] > rooflines)[0, at].tolist() == [True, False, True, True]
     assert not search.known[0, [0, 3]].any()
+
+
+def test_chips_on_which_no_pair_is_better_are_not_looked_at():
+    problems = problems_of([MODEL] * 2, few_groups(2, (16,)), CLUSTER, PAIR_STEP)
+    search, asked = _PairSearch(problems, few_groups(2, (16,)), (1.0, 1.0), "time", 1), []
+    search.evaluate = lambda i, at, _: asked.append((i, at.tolist()))
+    search.known = np.array([[True, False], [True, False]])
+    search.exact = np.array([[1.0, np.inf], [1.0, np.inf]])
+    search.least = np.ones((2, 2))
+    assert not search.wave(64)
+    search.least[1, 1] = 0.9
+    assert search.wave(64)
+    assert asked == [(0, [1]), (1, [1])]  # the first as well: both may run on the second chip
+
+
+def test_the_first_chip_of_a_space_may_be_the_best_for_all():
+    space, asked = some_with_every_hbm(1, 6), {"objective": "cost", "threads": 1}
+    models = [pf.models.load(name) for name in MODELS[:2]]
+    best = find_chips(models, space, CLUSTER, PAIR_STEP, **asked).winners[0]
+    fewer = space[best.chip :]
+    first = find_chips(models, fewer, CLUSTER, PAIR_STEP, **asked).winners[0]
+    pair = best_pair(models, fewer, CLUSTER, PAIR_STEP, single=first, **asked)
+    assert (first.chip, first.score) == (0, best.score)
+    assert pair.chips == (space[best.chip],)
+    assert pair.value == pytest.approx(best.score, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "say", "lines", "proven"),
+    [(0.0, True, 0, False), (1.0, True, 1, True), (1.0, False, 0, True)],
+)
+def test_a_pair_is_searched_for_while_time_is_left(monkeypatch, limit_s, say, lines, proven):
+    monkeypatch.setattr(portfolio, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    models, space = [pf.models.load(name) for name in MODELS[:2]], some_with_every_hbm(1, 4)
+    best = find_chips(models, space, CLUSTER, PAIR_STEP).winners[0]
+    said = []
+    pair = best_pair(
+        models, space, CLUSTER, PAIR_STEP, single=best, time_limit_s=limit_s,
+        say=said.append if say else None,
+    )  # fmt: skip
+    assert (pair.proven, pair.seconds) == (proven, 0.0)
+    assert len(said) >= lines
+    assert bool(said) == bool(lines)
 
 
 def test_a_pair_without_time_has_a_bound_at_most_the_best():

@@ -89,6 +89,30 @@ def test_the_mapped_bound_is_at_most_the_schedule_and_counts_that_nothing_runs_b
     assert met > 20
 
 
+@pytest.mark.parametrize(
+    ("units", "one_s", "all_s", "cores", "edges", "least_s"),
+    [
+        ((0, 1), (2.0, 2.0), (1.5, 1.5), (4, 4), (), 2.0),  # both at once: half of the time each
+        ((0, 1), (2.0, 2.0), (1.5, 1.5), (4, 4), (1,), 3.0),  # one after the other, on all cores
+        ((0, 1, 2), (1.0, 2.0, 4.0), (1.0, 2.0, 4.0), (1, 1), (), 6.0),  # the third needs both
+        ((0, 0, 0), (4.0, 4.0, 2.0), (9.0, 9.0, 9.0), (2, 8), (), 5.0),  # ten seconds of two cores
+    ],
+)
+def test_the_mapped_bound_by_hand(units, one_s, all_s, cores, edges, least_s):
+    ops = np.zeros(len(units), dtype=OPERATOR_DTYPE)
+    ops["unit"] = units
+    begins = np.array([0] + [len(edges)] * len(units), dtype=np.int32)
+    graph = OpGraph("drawn", ops, ("",) * len(units), begins, np.array(edges, dtype=np.int32))
+    costs = SimpleNamespace(
+        one_core_s=lambda _: np.array([one_s]), time_s=lambda _: np.array([all_s]),
+        cores=np.array([[*cores, 1]]),
+    )  # fmt: skip
+    (bound_s,) = _least_makespan(graph, costs, 0)
+    assert bound_s == pytest.approx(least_s, rel=1e-11)
+    assert bound_s <= least_s
+    assert bound_s < least_s or units != (0, 1) or edges  # sums of shares are rounded down
+
+
 def small_cases(first, count):
     for seed in range(first, first + count):
         case = random_case(seed, (), devices=8, layers=5)

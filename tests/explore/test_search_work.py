@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from search_cases import some_with_every_hbm
+from search_cases import few_groups, some_with_every_hbm
 
 import phaze_fast as pf
 from phaze_fast.explore import (
@@ -22,14 +22,6 @@ from phaze_fast.explore.candidates import PLACED, SCHEDULED
 MODEL = pf.models.load("gpt2-small").replace(layers=3)
 CLUSTER = pf.Cluster(devices=4, fabric="tpuv4-pod")
 STEP = pf.Training(global_batch=16, seq=256, micro_batch=(1, 4), tp=(1, 2), schedule="1f1b")
-
-
-def chips(count=6, sizes=(8, 16), seed=1):
-    """Groups of chips with the same capacities each, in GiB; fractions are allowed."""
-    records = some_with_every_hbm(seed, count).chips[::3].repeat(len(sizes))
-    records["hbm_bytes"] = np.tile(np.array(sizes) * 2.0**30, count)
-    spec = some_with_every_hbm(seed, 1).spec
-    return ChipGroups.of_records(records, np.arange(len(records)) + 100.0, spec.like)
 
 
 def searched(groups, kind=BestFirstSearch, step=STEP, **options):
@@ -51,7 +43,7 @@ def work(search):
 def test_a_search_stops_once_more_than_its_time_has_passed(
     monkeypatch, passed_s, limit_s, complete
 ):
-    groups = chips(2, (16,))
+    groups = few_groups(2, (16,))
     models = [MODEL, MODEL.replace(name="odd", hidden=192, heads=3)]  # no width of 2 divides 3
     search = BestFirstSearch(problems_of(models, groups, CLUSTER, STEP), groups)
     search._began, now = 100.0, 100.0 + passed_s
@@ -68,13 +60,13 @@ def test_a_search_stops_once_more_than_its_time_has_passed(
 
 def test_a_capacity_on_which_nothing_fits_changes_no_work():
     """A group's limit is the best of its scores, though it has none with some capacity."""
-    with_small, alone = (searched(chips(40, sizes), top=40) for sizes in ((0.01, 16), (16,)))
+    with_small, alone = (searched(few_groups(40, sizes), top=40) for sizes in ((0.01, 16), (16,)))
     assert work(with_small) == work(alone)
     assert 0 < alone.placed < alone.tables[0].level.size
 
 
 def test_a_bound_equal_to_its_limit_is_placed():
-    groups = chips()
+    groups = few_groups()
     limits = np.full(len(groups), np.inf)
     first = searched(groups, LimitedSearch, limits=limits)
     exact, _ = first.exact()
@@ -114,7 +106,7 @@ def test_a_wave_is_an_eighth_of_what_waits_within_limits(models, waiting, size):
 
 def recorded_bounds(monkeypatch, one_step, limit_s, kept=3):
     """Groups and step of each call to bound seven candidates that did no step yet."""
-    groups, calls = chips(7), []
+    groups, calls = few_groups(7), []
     search = BestFirstSearch(problems_of([MODEL], groups, CLUSTER, STEP), groups)
     (table,) = search.tables
     search._begin()
@@ -145,11 +137,53 @@ def test_a_candidate_whose_bound_equals_the_limit_goes_on(monkeypatch):
     assert calls[1:] == [([int(least.argmin())], 3)]
 
 
+def test_a_wave_schedules_one_candidate_of_each_group_and_places_few(monkeypatch):
+    groups, everything = few_groups(3, (16,)), np.arange(3)
+    search = BestFirstSearch(problems_of([MODEL], groups, CLUSTER, STEP), groups)
+    (table,) = search.tables
+    search._begin()
+    for s in range(4):
+        table.bound(s, everything, SCHEDULED - 1)
+    listed = [(0, s, group) for s in (2, 0, 3, 1) for group in (1, 0, 2)]
+    search._advance(np.array(listed).T)
+    assert (table.level == SCHEDULED).astype(int).tolist() == [[0] * 3, [0] * 3, [1] * 3, [0] * 3]
+    monkeypatch.setattr(best_first, "_PLACED_AT_ONCE", 2)
+    scheduled = np.array(listed[:3]).T
+    search._advance(scheduled)
+    assert np.flatnonzero(table.level[2] == PLACED).tolist() == [0, 1]
+    search._advance(np.array(listed[3:]).T, all_at_once=True)
+    assert (table.level[[0, 1, 3]] >= SCHEDULED).all()
+    assert search.placed == 2
+    table.level[2], table.level[[0, 1, 3]] = PLACED, PLACED
+    table.schedule(2, everything)
+    search._advance(scheduled, all_at_once=True)
+    assert search.placed == 5
+
+
+def test_the_first_plans_are_made_one_by_one(monkeypatch):
+    """So that each one prunes what comes after it; bounds are raised together."""
+    groups, advanced = few_groups(3, (16,)), []
+    search = BestFirstSearch(problems_of([MODEL], groups, CLUSTER, STEP), groups)
+    search._begin()
+    advance = search._advance
+
+    def noted(candidates, one_step):
+        advanced.append((int(search._levels(candidates)[0]), candidates.shape[1]))
+        advance(candidates, one_step=one_step)
+
+    monkeypatch.setattr(search, "_advance", noted)
+    monkeypatch.setattr(best_first, "_SEEDS", (12, 9, 4, 2))
+    search._seed(budgeted=True)
+    assert advanced[:2] == [(1, 12), (2, 9)]
+    assert all(count == 1 for level, count in advanced if level == SCHEDULED)
+    assert advanced[-1] == (SCHEDULED, 1)
+
+
 # ---- searches within limits ----
 
 
 def test_limits_of_groups_bound_the_work_and_small_capacities_do_not():
-    groups, both = chips(8, (16,)), chips(8, (0.01, 16))
+    groups, both = few_groups(8, (16,)), few_groups(8, (0.01, 16))
     size = 8 * len(problems_of([MODEL], groups, CLUSTER, STEP)[0])
     free = [searched(some, LimitedSearch, limits=np.full(8, np.inf)) for some in (groups, both)]
     assert work(free[0]) == work(free[1])
@@ -161,7 +195,7 @@ def test_limits_of_groups_bound_the_work_and_small_capacities_do_not():
 
 
 def products(limit, slack, factors=(2.0, 1.0, 4.0, 1.0)):
-    groups = chips(4, (0.01, 16))  # nothing fits with the smaller capacity
+    groups = few_groups(4, (0.01, 16))  # nothing fits with the smaller capacity
     problems = problems_of([MODEL], groups, CLUSTER, STEP)
     return LeastProductSearch(problems, groups, np.array(factors), limit, slack)
 
@@ -215,7 +249,7 @@ def test_products_below_a_limit_are_searched_without_a_first_incumbent(monkeypat
 
 def unproven_search(**options):
     """A search for two of four groups, all of whose plans count as not proven."""
-    search = searched(chips(4, (16,)), top=2, **options)
+    search = searched(few_groups(4, (16,)), top=2, **options)
     (table,) = search.tables
     table.unproven = {tuple(at) for at in np.argwhere(table.level >= 0).tolist()}
     search.asked = []
@@ -250,9 +284,3 @@ def test_no_schedule_is_proven_for_fronts_and_joules(options):
     table.least[:] = 0.0
     search._prove()
     assert search.asked == []
-
-
-def test_bounds_are_those_with_the_largest_capacity_of_each_group():
-    groups = chips(3, (8, 16, 32)).single(np.array([0, 1, 2, 2]), np.array([1, 0, 2, 1]))
-    (table,) = BestFirstSearch(problems_of([MODEL], groups, CLUSTER, STEP), groups).tables
-    assert table.largest.tolist() == [1, 0, 2, 1]

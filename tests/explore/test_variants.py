@@ -1,13 +1,14 @@
 """Chips that differ in links, formats, stacks and dies, searched together: brute force, regrets."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.explore import ChipGroups, problems_of, scaled_cluster
+from phaze_fast.explore import ChipGroups, Variant, problems_of, scaled_cluster
 from phaze_fast.explore.best_first import run_together
 from phaze_fast.explore.chip_groups import _contents
 from phaze_fast.hardware import EVERY_AREA, AreaLimit, Links
@@ -42,7 +43,7 @@ def one_by_one(space):
     return np.array(found)
 
 
-def test_links_are_scaled_and_threads_shared_out():
+def test_links_are_scaled():
     for name, rate, latency in (
         ("tpuv4-pod", "link_bandwidth_bytes_per_s", "hop_latency_s"),
         ("phaze-flat", "bandwidth_bytes_per_s", "latency_s"),
@@ -51,9 +52,30 @@ def test_links_are_scaled_and_threads_shared_out():
         scaled = scaled_cluster(CLUSTER.replace(fabric=fabric), [4.0], [8.0]).fabric
         assert getattr(scaled, rate) == 4.0 * getattr(fabric, rate)
         assert getattr(scaled, latency) == 8e-6
+
+
+def test_only_the_innermost_links_of_a_variant_are_scaled():
+    cluster = CLUSTER.replace(fabric="dgx-h100")
+    inner, *outer = cluster.fabric.tiers
+    assert outer
+    assert inner.latency_s > 0
+    scaled = Variant(link_share=0.5).cluster(cluster).fabric.tiers
+    half = inner.bandwidth_bytes_per_s / 2
+    assert scaled == (inner.replace(bandwidth_bytes_per_s=half), *outer)
+    assert Variant().cluster(cluster) is cluster
+    assert Variant(fp8=True).cluster(CLUSTER) is CLUSTER
+    tripled = scaled_cluster(cluster, [1.0, 1.0], [1.0, 3.0]).fabric.tiers
+    assert [tier.latency_s for tier in tripled] == [inner.latency_s, 3.0 * outer[0].latency_s]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "threads", "each"),
+    [(3, 7, [2, 2, 2]), (2, 2, [1, 1]), (2, 4, [2, 2]), (1, 4, [4]), (3, 1, [1, 1, 1]), (0, 4, [])],
+)
+def test_threads_are_shared_out_among_tasks(tasks, threads, each):
     threads_of_tasks = []
-    run_together([lambda threads: threads_of_tasks.append(threads)] * 3, 7)
-    assert threads_of_tasks == [2, 2, 2]
+    run_together([lambda threads: threads_of_tasks.append(threads)] * tasks, threads)
+    assert threads_of_tasks == each
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +154,31 @@ def test_a_precision_and_a_format_axis_are_refused_together():
     (problem,) = problems_of([MODEL], groups, CLUSTER, STEP)
     assert (problem.cluster, problem.training) == (CLUSTER, STEP)  # and not those of one variant
     assert len(ChipGroups.of(SPACE[:4]).variants) == 1
+
+
+def test_peak_rates_are_those_of_the_format_that_the_step_computes_in():
+    groups = ChipGroups.of(SPACE)
+    fp8 = [groups.peak_flops(record) for record in groups.records[groups.records["fp8"] > 0]]
+    bf16 = [groups.peak_flops(record) for record in groups.records[groups.records["fp8"] == 0]]
+    assert set(fp8) == {2.0 * BASE.peak_flops()}
+    assert set(bf16) == {BASE.peak_flops()}
+    rates = {**BASE.tensor_core.rates, "fp8": 2.0}
+    both = BASE.replace(
+        tensor_core=BASE.tensor_core.replace(rates=rates),
+        other_tensor_core={"count": 4, "width": 32, "depth": 16},
+    )
+    spec = pf.hardware.SpaceSpec(name="both", base=both, axes={"vector_core.count": [8, 32]})
+    groups = ChipGroups.of(pf.ArchitectureSpace(spec))  # a step in bf16 on chips that have FP8
+    macs = BASE.tensor_core.count * BASE.tensor_core.width * BASE.tensor_core.depth + 4 * 32 * 16
+    rate = 2.0 * rates["bf16"] * macs * BASE.clock_hz
+    assert [groups.peak_flops(record) for record in groups.records] == [rate, rate]
+
+
+def test_problems_of_other_variants_have_other_digests():
+    (problem,) = problems_of([MODEL], ChipGroups.of(SPACE), CLUSTER, STEP)
+    some = [problem.variants[:k] for k in range(1, 5)] + [problem.variants[::2]]
+    digests = {replace(problem, variants=variants).digest for variants in some}
+    assert len(digests) == len(some) == 5
 
 
 def test_strategies_that_differ_in_fusion_alone_have_one_bound_of_their_work():
