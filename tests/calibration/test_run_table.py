@@ -81,6 +81,7 @@ REFUSED = {
     "nothing": ({"micro_batch": "NaN"}, r"micro_batch: is missing"),
     "endless": ({"seq": "1e400"}, r"seq: '1e400' is not accepted"),
     "no seconds": ({"step_s": "soon"}, r"iter_time_s: 'soon' is not accepted"),
+    "endless seconds": ({"step_s": "1e400"}, r"iter_time_s: '1e400' is not accepted"),
 }
 
 

@@ -172,6 +172,11 @@ def test_validation_takes_the_one_answer_path(tmp_path):
     assert evaluated.interval_s == pytest.approx([share * bound for bound in plan.interval_s])
     late = replace(rows[0], run=replace(run, time_s=10.0 * plan.time_s))
     assert RunGroup("", (rows[0], rows[0], late), {}).coverage == pytest.approx(2 / 3)
+    factors = (1.2, 1.0, 0.7)  # of the prediction to the measured seconds
+    ran = (replace(run, time_s=plan.time_s / factor) for factor in factors)
+    group = RunGroup("", tuple(replace(rows[0], run=own) for own in ran), {})
+    worst = replace(found, groups=(group,)).worst(2)
+    assert [row.error for row in worst] == pytest.approx([-0.3, 0.2])
 
 
 def test_the_document_of_the_contract(tmp_path, capsys):
@@ -374,6 +379,11 @@ def test_steps_written_by_hand(tmp_path):
     assert found.columns["step_ms"].mean_abs_err < 0.08
     assert len(found.refused) == 1
     assert "row 5: model: 'nobody' is unknown; expected the columns hidden" in found.refused[0]
+    columns = {"step_ms": (100.0, 50.0), "peak_bytes": (4.0, 8.0)}
+    predicted = {"step_ms": (110.0, 60.0), "peak_bytes": (2.0, 8.0)}
+    worst = replace(found, labels=("a", "b"), measured=columns, predicted=predicted).worst(3)
+    assert [row[:2] for row in worst] == [("a", "peak_bytes"), ("b", "step_ms"), ("a", "step_ms")]
+    assert [row[4] for row in worst] == pytest.approx([-0.5, 0.2, 0.1])
     steps, _, _ = measured_steps(path, H200)
     assert [1e3 * step.time_s for step in steps] == pytest.approx(found.measured["step_ms"])
 
