@@ -223,6 +223,7 @@ def test_predictions_of_another_model_are_scored_beside_ours(tmp_path, capsys):
     assert scored["fits"] == {"ok": {"rows": 2, "fit": 1}}
     assert scored["pick_regret"]["mean"] == pytest.approx(1.42 / 1.10 - 1.0)  # picks the slower
     assert data["against"]["phaze-fast"]["iter_time_s"] == data["columns"]["iter_time_s"]
+    assert data["against"]["phaze-fast"]["fits"] == {"ok": {"rows": 2, "fit": 2}}
     assert main(command) == 0
     assert "Two models on the same rows" in capsys.readouterr().out
     theirs.write_text(
