@@ -131,6 +131,9 @@ def test_interleaved_rows_that_count_the_ends_as_layers():
     assert run.plan.stages == (2,) * 64
     assert run.plan.zero == 1
     assert run.plan.recompute == "auto"
+    for words in ("", "unstated (see the recipe)"):
+        assumed = read_run(2, {**row, "recompute": words}).assumed
+        assert "the fastest recomputation that fits" in assumed
     assert run.software == "nemo"
 
 
