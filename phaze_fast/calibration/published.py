@@ -529,7 +529,7 @@ def read_run(line: int, cells: Mapping[str, str], software: Software | None = No
         f"{model.name} on {cluster.devices} x {row.text('gpu')}, tp {plan.tp} pp {plan.pp} "
         f"dp {plan.dp}, micro-batch {plan.micro_batch}"
     )
-    if plan.recompute == "auto" and not row.text("recompute"):
+    if plan.recompute == "auto":
         assumed.append("the fastest recomputation that fits")
     return PublishedRun(
         line=line,

@@ -131,6 +131,9 @@ def test_interleaved_rows_that_count_the_ends_as_layers():
     assert run.plan.stages == (2,) * 64
     assert run.plan.zero == 1
     assert run.plan.recompute == "auto"
+    for words in ("", "unstated (see the recipe)"):
+        assumed = read_run(2, {**row, "recompute": words}).assumed
+        assert "the fastest recomputation that fits" in assumed
     assert run.software == "nemo"
 
 
@@ -172,6 +175,11 @@ def test_validation_takes_the_one_answer_path(tmp_path):
     assert evaluated.interval_s == pytest.approx([share * bound for bound in plan.interval_s])
     late = replace(rows[0], run=replace(run, time_s=10.0 * plan.time_s))
     assert RunGroup("", (rows[0], rows[0], late), {}).coverage == pytest.approx(2 / 3)
+    factors = (1.2, 1.0, 0.7)  # of the prediction to the measured seconds
+    ran = (replace(run, time_s=plan.time_s / factor) for factor in factors)
+    group = RunGroup("", tuple(replace(rows[0], run=own) for own in ran), {})
+    worst = replace(found, groups=(group,)).worst(2)
+    assert [row.error for row in worst] == pytest.approx([-0.3, 0.2])
 
 
 def test_the_document_of_the_contract(tmp_path, capsys):
@@ -218,6 +226,7 @@ def test_predictions_of_another_model_are_scored_beside_ours(tmp_path, capsys):
     assert scored["fits"] == {"ok": {"rows": 2, "fit": 1}}
     assert scored["pick_regret"]["mean"] == pytest.approx(1.42 / 1.10 - 1.0)  # picks the slower
     assert data["against"]["phaze-fast"]["iter_time_s"] == data["columns"]["iter_time_s"]
+    assert data["against"]["phaze-fast"]["fits"] == {"ok": {"rows": 2, "fit": 2}}
     assert main(command) == 0
     assert "Two models on the same rows" in capsys.readouterr().out
     theirs.write_text(
@@ -374,6 +383,11 @@ def test_steps_written_by_hand(tmp_path):
     assert found.columns["step_ms"].mean_abs_err < 0.08
     assert len(found.refused) == 1
     assert "row 5: model: 'nobody' is unknown; expected the columns hidden" in found.refused[0]
+    columns = {"step_ms": (100.0, 50.0), "peak_bytes": (4.0, 8.0)}
+    predicted = {"step_ms": (110.0, 60.0), "peak_bytes": (2.0, 8.0)}
+    worst = replace(found, labels=("a", "b"), measured=columns, predicted=predicted).worst(3)
+    assert [row[:2] for row in worst] == [("a", "peak_bytes"), ("b", "step_ms"), ("a", "step_ms")]
+    assert [row[4] for row in worst] == pytest.approx([-0.5, 0.2, 0.1])
     steps, _, _ = measured_steps(path, H200)
     assert [1e3 * step.time_s for step in steps] == pytest.approx(found.measured["step_ms"])
 
