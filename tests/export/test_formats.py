@@ -203,6 +203,14 @@ def test_a_node_has_a_device():
         export.export_plan({"global_batch": 1, "recompute": "none"}, LLAMA, "megatron", 0)
 
 
+@pytest.mark.parametrize("format_", export.FORMATS)
+def test_state_that_all_replicas_share_is_the_default(format_):
+    plan = {"dp": 8, "global_batch": 8, "recompute": "none", "zero": 3}
+    spec = pf.PlanSpec(**plan, shard=8)
+    texts = [export.export_plan(given, LLAMA, format_).text for given in (plan, spec)]
+    assert texts[0] == texts[1]
+
+
 @pytest.mark.parametrize(
     ("widths", "degrees"),
     [
@@ -316,6 +324,17 @@ def test_scripts_that_cannot_be_read(change, said, tmp_path):
 
 def test_two_dashes_alone_are_no_option():
     assert options_of("torchrun -- train.py --fast") == {"--fast": []}
+
+
+def test_stages_of_an_encoder_and_a_decoder_without_chunks():
+    plan = {"pp": 2, "vpp": 2, "dp": 1, "schedule": "zb-v", "global_batch": 8, "recompute": "none"}
+    for layers, layout in ((6, None), (7, "Et*6|t*7L")):
+        model = models.load("t5-small").replace(layers=layers)
+        stages = (4, 3, 3, layers - 2)
+        found = export.export_plan({**plan, "stages": stages}, model, "megatron")
+        said = options_of(found.text).get("--pipeline-model-parallel-layout")
+        assert said == (layout and [layout])
+        assert "--num-virtual-stages-per-pipeline-rank" not in found.text
 
 
 def test_whole_numbers_have_at_most_twelve_digits():

@@ -127,6 +127,22 @@ def test_a_layer_as_a_trace():
     assert len(used) == len({pid for pid, _ in used})  # operators one after another share a lane
 
 
+def test_operators_of_a_layer_are_on_lanes_of_their_cores():
+    """Two of one core run side by side; one on both cores, and one of no length, follow."""
+    ways = [((1, 4e4),), ((1, 4e4),), ((0, 1.5e4),), ((0, 1e4),), ((1, 0.0),)]
+    edges, kinds = ((0, 2), (1, 2), (2, 3), (3, 4)), (1, 1, 2, 3, 1)
+    layer = LayerInstance(
+        "l", tuple("abcde"), kinds, tuple(ways), edges, (2, 2, 0), (0, 1, 2, 3, 4)
+    )
+    (found,) = schedule_instances([layer])
+    rounded = replace(found, starts=(*found.starts[:3], 5.5e4 * (1 - 1e-15), found.starts[4]))
+    for one in (found, rounded):
+        events = [e for e in layer_trace([one])["traceEvents"] if e["ph"] == "X"]
+        slices = sorted((e["name"], e["pid"], e["tid"], e["args"]["cores"]) for e in events)
+        both = [("d", 1, 1, 2), ("d", 2, 1, 2)]
+        assert slices == [("a", 1, 1, 1), ("b", 1, 2, 1), ("c", 2, 1, 2), *both]
+
+
 # ---- Chakra ----
 
 
