@@ -86,6 +86,8 @@ def test_an_uneven_pipeline_for_megatron():
     [
         ("full", {"granularity": ["full"], "method": ["uniform"], "num-layers": ["1"]}),
         ("full:3", {"granularity": ["full"], "method": ["block"], "num-layers": ["3"]}),
+        ("full:16", {"granularity": ["full"], "method": ["uniform"], "num-layers": ["1"]}),
+        ("full:99", {"granularity": ["full"], "method": ["uniform"], "num-layers": ["1"]}),
         ("attention", {"granularity": ["selective"], "modules": ["core_attn"]}),
         ("norms+attention", {"granularity": ["selective"], "modules": ["core_attn", "layernorm"]}),
         ("none", {}),
@@ -99,6 +101,27 @@ def test_recomputation_for_megatron(recompute, flags):
     kept = {k.removeprefix("--recompute-"): v for k, v in said.items() if "recompute" in k}
     assert kept == flags
     assert found.complete
+
+
+@pytest.mark.parametrize(
+    ("words", "stages", "blocks"),
+    [
+        (("full:3", "full:3"), (4, 30), "3"),  # all of the first stage, some of the second
+        (("full:2", "full"), (30, 4), None),  # the second has more than the two of the first
+        (("full:2", "full:3"), (17, 17), None),
+        (("full", "none"), (3, 31), None),
+        (("none", "full:5"), (17, 17), None),
+        (("full:4", "full:4/norms"), (17, 17), None),
+    ],
+)
+def test_megatron_recomputes_as_many_first_blocks_of_every_chunk(words, stages, blocks):
+    plan = {"pp": 2, "dp": 4, "global_batch": 32, "recompute": words, "stages": stages}
+    found = export.export_plan(plan, LLAMA, "megatron")
+    said = options_of(found.text)
+    assert found.complete == (blocks is not None)
+    assert said["--recompute-granularity"] == ["full"]
+    assert said["--recompute-num-layers"] == [blocks or "1"]
+    assert said["--recompute-method"] == ["block" if blocks else "uniform"]
 
 
 AGAIN = "norms+activations+gated-product"
@@ -196,6 +219,17 @@ def test_nodes_are_filled_alike(devices, node_devices, nodes, used):
     plan = {"dp": devices, "global_batch": devices, "recompute": "none"}
     text = export.export_plan(plan, LLAMA, "megatron", node_devices).text
     assert f"torchrun --nnodes {nodes} --nproc-per-node {used} " in text
+
+
+def test_a_recorded_graph_is_exported_as_the_transformer_that_it_is():
+    graph = models.load(GOLDEN / "traced_llama.json")
+    plan = {"tp": 2, "global_batch": 8, "recompute": "none"}
+    texts = [
+        export.export_plan(plan, m, "megatron").text for m in (graph, models.recognised(graph))
+    ]
+    assert texts[0] == texts[1]
+    with pytest.raises(InvalidInputError, match="model: llama is a graph and not accepted"):
+        export.export_plan(plan, graph.replace(as_traced=True), "megatron")
 
 
 def test_a_node_has_a_device():
@@ -304,6 +338,10 @@ def test_maxtext_shards_among_the_devices_that_other_axes_leave(tmp_path):
         ),
         (("--num-layers 32", "--num-layers 40"), "--num-layers: 40 is not accepted"),
         (("--nnodes=4", "--nnodes=1 --context-parallel-size 3"), "8 devices are not accepted"),
+        (
+            ("--nnodes=4", "--nnodes=1 --context-parallel-size 4"),
+            "8 devices are not accepted; expected a multiple of tp x pp x cp = 2 x 4 x 4",
+        ),
         (("--bf16", "--optimizer muon"), "--optimizer: 'muon' is not accepted"),
         (
             ("--bf16", "--bf16 --recompute-granularity selective --recompute-modules mlp"),
