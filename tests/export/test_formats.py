@@ -40,6 +40,13 @@ def test_layouts_by_hand(text, sizes):
     assert read_layout(text, "--layout") == sizes
 
 
+def test_a_layout_has_at_most_100000_layers_and_counts_of_six_digits():
+    assert read_layout("Et*100000|t*000003L", "--layout") == [100001, 4]
+    for text in ("Et*100001L", "Et*0000003L", "E(tt)*050001L"):
+        with pytest.raises(InvalidInputError, match="it is too long"):
+            read_layout(text, "--layout")
+
+
 @pytest.mark.parametrize("text", ["", "t|t", "EtL|t", "tE|L", "Etm|L", "E(t*2|L", "Et*9999999|L"])
 def test_layouts_that_are_none(text):
     with pytest.raises(InvalidInputError, match="--layout: "):
