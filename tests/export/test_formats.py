@@ -40,6 +40,13 @@ def test_layouts_by_hand(text, sizes):
     assert read_layout(text, "--layout") == sizes
 
 
+def test_a_layout_has_at_most_100000_layers_and_counts_of_six_digits():
+    assert read_layout("Et*100000|t*000003L", "--layout") == [100001, 4]
+    for text in ("Et*100001L", "Et*0000003L", "E(tt)*050001L"):
+        with pytest.raises(InvalidInputError, match="it is too long"):
+            read_layout(text, "--layout")
+
+
 @pytest.mark.parametrize("text", ["", "t|t", "EtL|t", "tE|L", "Etm|L", "E(t*2|L", "Et*9999999|L"])
 def test_layouts_that_are_none(text):
     with pytest.raises(InvalidInputError, match="--layout: "):
@@ -86,6 +93,8 @@ def test_an_uneven_pipeline_for_megatron():
     [
         ("full", {"granularity": ["full"], "method": ["uniform"], "num-layers": ["1"]}),
         ("full:3", {"granularity": ["full"], "method": ["block"], "num-layers": ["3"]}),
+        ("full:16", {"granularity": ["full"], "method": ["uniform"], "num-layers": ["1"]}),
+        ("full:99", {"granularity": ["full"], "method": ["uniform"], "num-layers": ["1"]}),
         ("attention", {"granularity": ["selective"], "modules": ["core_attn"]}),
         ("norms+attention", {"granularity": ["selective"], "modules": ["core_attn", "layernorm"]}),
         ("none", {}),
@@ -99,6 +108,27 @@ def test_recomputation_for_megatron(recompute, flags):
     kept = {k.removeprefix("--recompute-"): v for k, v in said.items() if "recompute" in k}
     assert kept == flags
     assert found.complete
+
+
+@pytest.mark.parametrize(
+    ("words", "stages", "blocks"),
+    [
+        (("full:3", "full:3"), (4, 30), "3"),  # all of the first stage, some of the second
+        (("full:2", "full"), (30, 4), None),  # the second has more than the two of the first
+        (("full:2", "full:3"), (17, 17), None),
+        (("full", "none"), (3, 31), None),
+        (("none", "full:5"), (17, 17), None),
+        (("full:4", "full:4/norms"), (17, 17), None),
+    ],
+)
+def test_megatron_recomputes_as_many_first_blocks_of_every_chunk(words, stages, blocks):
+    plan = {"pp": 2, "dp": 4, "global_batch": 32, "recompute": words, "stages": stages}
+    found = export.export_plan(plan, LLAMA, "megatron")
+    said = options_of(found.text)
+    assert found.complete == (blocks is not None)
+    assert said["--recompute-granularity"] == ["full"]
+    assert said["--recompute-num-layers"] == [blocks or "1"]
+    assert said["--recompute-method"] == ["block" if blocks else "uniform"]
 
 
 AGAIN = "norms+activations+gated-product"
@@ -198,9 +228,28 @@ def test_nodes_are_filled_alike(devices, node_devices, nodes, used):
     assert f"torchrun --nnodes {nodes} --nproc-per-node {used} " in text
 
 
+def test_a_recorded_graph_is_exported_as_the_transformer_that_it_is():
+    graph = models.load(GOLDEN / "traced_llama.json")
+    plan = {"tp": 2, "global_batch": 8, "recompute": "none"}
+    texts = [
+        export.export_plan(plan, m, "megatron").text for m in (graph, models.recognised(graph))
+    ]
+    assert texts[0] == texts[1]
+    with pytest.raises(InvalidInputError, match="model: llama is a graph and not accepted"):
+        export.export_plan(plan, graph.replace(as_traced=True), "megatron")
+
+
 def test_a_node_has_a_device():
     with pytest.raises(InvalidInputError, match="node_devices: 0 is not accepted; expected 1"):
         export.export_plan({"global_batch": 1, "recompute": "none"}, LLAMA, "megatron", 0)
+
+
+@pytest.mark.parametrize("format_", export.FORMATS)
+def test_state_that_all_replicas_share_is_the_default(format_):
+    plan = {"dp": 8, "global_batch": 8, "recompute": "none", "zero": 3}
+    spec = pf.PlanSpec(**plan, shard=8)
+    texts = [export.export_plan(given, LLAMA, format_).text for given in (plan, spec)]
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize(
@@ -296,6 +345,10 @@ def test_maxtext_shards_among_the_devices_that_other_axes_leave(tmp_path):
         ),
         (("--num-layers 32", "--num-layers 40"), "--num-layers: 40 is not accepted"),
         (("--nnodes=4", "--nnodes=1 --context-parallel-size 3"), "8 devices are not accepted"),
+        (
+            ("--nnodes=4", "--nnodes=1 --context-parallel-size 4"),
+            "8 devices are not accepted; expected a multiple of tp x pp x cp = 2 x 4 x 4",
+        ),
         (("--bf16", "--optimizer muon"), "--optimizer: 'muon' is not accepted"),
         (
             ("--bf16", "--bf16 --recompute-granularity selective --recompute-modules mlp"),
@@ -316,6 +369,17 @@ def test_scripts_that_cannot_be_read(change, said, tmp_path):
 
 def test_two_dashes_alone_are_no_option():
     assert options_of("torchrun -- train.py --fast") == {"--fast": []}
+
+
+def test_stages_of_an_encoder_and_a_decoder_without_chunks():
+    plan = {"pp": 2, "vpp": 2, "dp": 1, "schedule": "zb-v", "global_batch": 8, "recompute": "none"}
+    for layers, layout in ((6, None), (7, "Et*6|t*7L")):
+        model = models.load("t5-small").replace(layers=layers)
+        stages = (4, 3, 3, layers - 2)
+        found = export.export_plan({**plan, "stages": stages}, model, "megatron")
+        said = options_of(found.text).get("--pipeline-model-parallel-layout")
+        assert said == (layout and [layout])
+        assert "--num-virtual-stages-per-pipeline-rank" not in found.text
 
 
 def test_whole_numbers_have_at_most_twelve_digits():

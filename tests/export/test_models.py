@@ -316,16 +316,19 @@ def test_a_file_of_another_model_is_refused(tmp_path):
         export.read_plan(path, of("phi-4").replace(hidden=4096, head_dim=128), 8)
 
 
-@pytest.mark.parametrize(("pp", "vpp", "layers"), [(4, 2, 9), (4, 2, 7), (2, 3, 7), (3, 2, 6)])
+@pytest.mark.parametrize(
+    ("pp", "vpp", "layers"), [(4, 2, 9), (4, 2, 7), (2, 3, 7), (3, 2, 6), (2, 2, 9)]
+)
 def test_uneven_pipelines_of_maxtext_read_back(pp, vpp, layers, tmp_path):
     model = models.load("llama2-7b").replace(layers=layers)
-    more = layers + 2 - pp * vpp
+    least, more = divmod(layers + 2, pp * vpp)
     plan = {"pp": pp, "vpp": vpp, "dp": 1, "global_batch": 4 * pp, "schedule": "interleaved"}
-    plan |= {"recompute": "full", "stages": tuple(1 + (k < more) for k in range(pp * vpp))}
+    plan |= {"recompute": "full", "stages": tuple(least + (k < more) for k in range(pp * vpp))}
     path = tmp_path / "run.sh"
     path.write_text(export.export_plan(plan, model, "maxtext").text)
     read = export.read_plan(path, model, pp).spec
-    assert (read.pp, sum(read.stages)) == (pp, layers + 2)
+    repeats = vpp if layers >= pp * vpp else 1
+    assert (read.pp, read.vpp, sum(read.stages)) == (pp, repeats, layers + 2)
     assert pf.predict(model, pf.Cluster(devices=pp, **FABRIC), read).time_s > 0
 
 

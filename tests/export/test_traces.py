@@ -127,6 +127,22 @@ def test_a_layer_as_a_trace():
     assert len(used) == len({pid for pid, _ in used})  # operators one after another share a lane
 
 
+def test_operators_of_a_layer_are_on_lanes_of_their_cores():
+    """Two of one core run side by side; one on both cores, and one of no length, follow."""
+    ways = [((1, 4e4),), ((1, 4e4),), ((0, 1.5e4),), ((0, 1e4),), ((1, 0.0),)]
+    edges, kinds = ((0, 2), (1, 2), (2, 3), (3, 4)), (1, 1, 2, 3, 1)
+    layer = LayerInstance(
+        "l", tuple("abcde"), kinds, tuple(ways), edges, (2, 2, 0), (0, 1, 2, 3, 4)
+    )
+    (found,) = schedule_instances([layer])
+    rounded = replace(found, starts=(*found.starts[:3], 5.5e4 * (1 - 1e-15), found.starts[4]))
+    for one in (found, rounded):
+        events = [e for e in layer_trace([one])["traceEvents"] if e["ph"] == "X"]
+        slices = sorted((e["name"], e["pid"], e["tid"], e["args"]["cores"]) for e in events)
+        both = [("d", 1, 1, 2), ("d", 2, 1, 2)]
+        assert slices == [("a", 1, 1, 1), ("b", 1, 2, 1), ("c", 2, 1, 2), *both]
+
+
 # ---- Chakra ----
 
 
@@ -168,6 +184,39 @@ def test_layers_of_a_stage_and_groups_of_one_by_hand():
         assert back == [*range(32)]
     assert ranks.group_name(ranks.place(0), "tensor") == ""
     assert ranks.group_name(ranks.place(0), "data") == "data.0"
+
+
+@pytest.mark.parametrize("order", ["replicas-inside", "stages-inside"])
+@pytest.mark.parametrize(
+    "widths",
+    [
+        {"tp": 4, "ep": 2, "etp": 2, "dp": 4, "shard": 2},
+        {"tp": 2, "ep": 8, "etp": 1, "dp": 8, "shard": 4},
+        {"tp": 2, "cp": 4, "cp_kind": "ulysses:2/ring", "ep": 4, "etp": 4, "dp": 2, "shard": 2},
+        {"cp": 6, "cp_kind": "ulysses:3/ring", "ep": 3, "dp": 2, "shard": 1},
+    ],
+)
+def test_groups_of_a_kind_divide_the_ranks_of_a_stage(widths, order):
+    plan = timeline(SMALL, CLUSTER, plan_with("1f1b")).plan
+    given = {"tp": 1, "cp": 1, "cp_kind": "all-gather", "ep": 1, "etp": None, "pp": 2, **widths}
+    ranks = Ranks(replace(plan, rank_order=order, **given))
+    tp, cp, etp = given["tp"], given["cp"], given["etp"] or given["tp"]
+    shared, copy = tp * cp * given["shard"], etp * given["ep"]
+    heads = {4: 2, 6: 3}.get(cp, 1)
+    sizes = {
+        "tensor": tp, "context": cp, "context-heads": heads, "context-ring": cp // heads,
+        "data": cp * given["shard"], "copies": given["dp"] // given["shard"],
+        "expert": given["ep"], "expert-tensor": etp, "expert-mesh": copy,
+        "expert-data": shared // copy,
+    }  # fmt: skip
+    assert set(sizes) == set(Ranks.KINDS)
+    for kind, size in sizes.items():
+        groups = {rank: ranks.group(ranks.place(rank), kind) for rank in range(len(ranks))}
+        for rank, members in groups.items():
+            assert rank in members
+            assert len(set(members)) == size
+            assert {ranks.place(other).stage for other in members} == {ranks.place(rank).stage}
+            assert all(groups[other] == members for other in members)
 
 
 @pytest.mark.parametrize(

@@ -338,12 +338,12 @@ def chosen(
 
 def instrumented(text: str, mutants: dict[int, Mutant]) -> str:
     """The text of a file with all its mutants in it, each under its number."""
-    edits = [
-        (start, end, re.sub(r"(?<=[<(])#(?=[>)])", str(number), put))
-        for number, mutant in mutants.items()
-        for start, end, put in mutant.edits
+    edits = [  # of those that begin at one place, the longest mutant comes last, and is outside
+        (start, end, m.edits[0][0] - m.edits[-1][1], re.sub(r"(?<=[<(])#(?=[>)])", str(n), put))
+        for n, m in mutants.items()
+        for start, end, put in m.edits
     ]
-    for start, end, put in sorted(edits, reverse=True):
+    for start, end, _, put in sorted(edits, reverse=True):
         text = text[:start] + put + text[end:]
     compiled = any(mutant.compiled for mutant in mutants.values())
     return '#include "phaze/mutant.hpp"\n' + text if compiled else text
