@@ -108,7 +108,7 @@ def _gradients_of(
     """
 
     def add(new: OperatorSpec) -> int:
-        operators.append(changed(new, inputs=new.inputs or (-1,)))
+        operators.append(new if new.inputs else changed(new, inputs=(-1,)))
         return len(operators) - 1
 
     name = f"d-{spec.name}"
@@ -191,7 +191,7 @@ def _product_gradients(
         read_bytes=left + out,
         write_bytes=right,
     )
-    slots = [(0, add(changed(of_left, virtual=spec.of_data)))]
+    slots = [(0, add(changed(of_left, virtual=True) if spec.of_data else of_left))]
     if not spec.frozen:
         slots.append((1, add(of_right)))
     return slots if spec.kind == "batched-gemm" else slots[:1]

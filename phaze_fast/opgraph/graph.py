@@ -370,25 +370,24 @@ def lay_out(
     resident: bool = False,
 ) -> OpGraph:
     """Return the operators as arrays, without the virtual ones."""
-    real = [i for i, spec in enumerate(specs) if not spec.virtual]
-    place = {i: position for position, i in enumerate(real)}
-
-    def sources(i: int) -> set[int]:
-        positions: set[int] = set()
-        for source in specs[i].inputs:
-            if source >= 0:
-                positions |= sources(source) if specs[source].virtual else {source}
-        return positions
-
-    successors: list[list[int]] = [[] for _ in real]
-    for i in real:
-        for source in sorted(sources(i)):
-            successors[place[source]].append(place[i])
-    ops = np.zeros(len(real), dtype=_core.OPERATOR_DTYPE)
-    ops[:] = [figures(specs[i]) for i in real]
+    names: list[str] = []
+    rows: list[tuple[Any, ...]] = []
+    successors: list[list[int]] = []
+    at: list[tuple[int, ...]] = []  # of each spec: itself, or what a virtual one reads
+    for spec in specs:
+        read: tuple[int, ...] = tuple(sorted({j for i in spec.inputs if i >= 0 for j in at[i]}))
+        if spec.virtual:
+            at.append(read)
+            continue
+        at.append((len(names),))
+        for source in read:
+            successors[source].append(len(names))
+        names.append(spec.name)
+        rows.append(figures(spec))
+        successors.append([])
+    ops = np.array(rows, dtype=_core.OPERATOR_DTYPE)
     indptr = np.cumsum([0, *(len(s) for s in successors)]).astype(np.int32)
     indices = np.array([j for s in successors for j in s], dtype=np.int32)
     for array in (ops, indptr, indices):
         array.setflags(write=False)
-    names = tuple(specs[i].name for i in real)
-    return OpGraph(name, ops, names, indptr, indices, tensors, in_order, resident)
+    return OpGraph(name, ops, tuple(names), indptr, indices, tensors, in_order, resident)
