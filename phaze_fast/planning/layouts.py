@@ -313,10 +313,8 @@ class LayoutGrid:
             interleaved = name == "interleaved"
             for vpp in sorted(self.training.vpp) if interleaved else [1 + (name in TWO_CHUNKS)]:
                 possible = piped & (places(name, 1, vpp) * pp <= self.layers)
-                why = (
-                    f"schedule: {name} with {vpp} chunks a stage has more chunks than the model's "
-                )
-                why += f"{self.layers} layers"  # never with one: stages are no more than blocks
+                chunks = f"{name} with {vpp} chunks a stage"  # with one they are never too many
+                why = f"schedule: {chunks} has more chunks than the model's {self.layers} layers"
                 rejected[why] += int((piped & ~possible).sum())
                 status = _core.check_pipelines(schedule, pp, vpp, micro_batches)
                 for code in np.unique(status[possible & (status != 0)]).tolist():
