@@ -313,7 +313,7 @@ class LayoutGrid:
             interleaved = name == "interleaved"
             for vpp in sorted(self.training.vpp) if interleaved else [1 + (name in TWO_CHUNKS)]:
                 possible = piped & (places(name, 1, vpp) * pp <= self.layers)
-                chunks = f"{name} with {vpp} chunks a stage" if vpp > 1 else name
+                chunks = f"{name} with {vpp} chunks a stage"  # with one they are never too many
                 why = f"schedule: {chunks} has more chunks than the model's {self.layers} layers"
                 rejected[why] += int((piped & ~possible).sum())
                 status = _core.check_pipelines(schedule, pp, vpp, micro_batches)

@@ -322,8 +322,10 @@ def test_bad_loads_are_refused_by_name():
             InvalidInputError, match="^forward_s: expected finite numbers, zero or more$"
         ):
             pipelines.play("1f1b", [1.0, bad], ones, 4)
-    with pytest.raises(InvalidInputError, match=r"backward_s: shape \(3,\)"):
+    with pytest.raises(InvalidInputError, match=r"backward_s: shape \(3,\) .* expected \(2, 1\)$"):
         pipelines.play("1f1b", ones, [1.0] * 3, 4)
+    with pytest.raises(InvalidInputError, match=r"expected \(devices,\) or \(devices, chunks\)$"):
+        pipelines.play("1f1b", [[ones]], ones, 4)
     with pytest.raises(InvalidInputError, match="weight_grad_s: None"):
         pipelines.play("zb-h1", ones, ones, 4)
     with pytest.raises(InvalidInputError, match="weight_grad_s"):

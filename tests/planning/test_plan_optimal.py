@@ -511,6 +511,28 @@ def test_where_the_least_work_does_not_fit_eight_times_as_much_comes_next(monkey
     assert found.tried + over == left_out
 
 
+def test_few_layouts_of_few_strategies_are_compared_first(monkeypatch):
+    """Those of the least work: as many strategies as a search says that it has."""
+    problem = pf.models.load("gpt2-small"), h100(8), Training(global_batch=32, tp=(1, 2))
+    planner._evaluator.cache_clear()
+    evaluator = planner._evaluator(*problem)
+    work_s = least_work_s(tuple(evaluator.sizes), problem[1])
+    strategies_s, layouts_s = (
+        np.sort(bounds_s(work_s))
+        for bounds_s in (evaluator.work_bounds_s, evaluator.layout_work_bounds_s)
+    )
+    first = []
+    for few, least_s in (((2, 4), layouts_s[4]), ((1, 400), strategies_s[1])):
+        monkeypatch.setattr(planner, "_FEW_STRATEGIES", few[0])
+        monkeypatch.setattr(planner, "_FEW_LAYOUTS", few[1])
+        planner._evaluator.cache_clear()
+        seen = []
+        plan(*problem, top=1, threads=1, progress=lambda *counts, seen=seen: seen.append(counts))
+        first.append(seen[0][1])
+        assert first[-1] == (strategies_s <= least_s).sum()
+    assert first[0] != first[1]
+
+
 @pytest.mark.parametrize("memory_gib", [80, 3])
 def test_a_search_that_is_stopped_reaches_no_further(memory_gib, monkeypatch):
     """What it left out counts as open: no plan is faster than its bound."""

@@ -64,7 +64,8 @@ def test_gathers_inside_a_node_are_faster_and_plan_finds_them():
     [
         ({"shard": 3}, "shard: 3 does not divide dp = 64; nearest: 2 or 4"),
         ({"shard": 4, "zero": 0}, "shard: 4 is not accepted with zero = 0"),
-        ({"shard": 4, "ep": 8}, "shard: 4 is no multiple of 8, the replicas that experts span"),
+        ({"shard": 4, "ep": 8}, "4 is no multiple of 8, the replicas that experts .* nearest: 8$"),
+        ({"shard": 4, "ep": 3, "dp": 96, "global_batch": 96}, "multiple of 3, .* nearest: 3 or 6$"),
         ({"ep": 5}, "1 x 5 = 5 does not divide tp x cp x dp = 1 x 1 x 64 = 64; nearest: 4 or 8"),
         ({"ep": 128}, "1 x 128 = 128 does not divide tp x cp x dp = 1 x 1 x 64 = 64; nearest: 64"),
         ({"ep": 48, "tp": 2, "dp": 32}, "2 x 48 = 96 does not .* 2 x 1 x 32 = 64; nearest: 32"),
