@@ -116,10 +116,12 @@ def test_each_capacity_has_the_plan_that_it_would_have_alone():
     assert (together.scores.scores[:, 0] > together.scores.scores[:, 1]).all()
 
 
-@pytest.mark.parametrize("pooled", [False, True])
-def test_rows_of_a_batch_are_those_of_plan(monkeypatch, pooled):
+@pytest.mark.parametrize(
+    ("pooled", "optimizer"), [(False, "adam"), (True, "adam"), (False, "muon")]
+)
+def test_rows_of_a_batch_are_those_of_plan(monkeypatch, pooled, optimizer):
     chips = pf.ArchitectureSpace.published()[40_000:40_009:3]
-    made, init = [], CandidateTable.__init__
+    made, init, step = [], CandidateTable.__init__, STEP.replace(optimizer=optimizer)
 
     def noted(self, *given, **named):
         made.append(named["workers"] is not None)
@@ -128,11 +130,11 @@ def test_rows_of_a_batch_are_those_of_plan(monkeypatch, pooled):
     monkeypatch.setattr(CandidateTable, "__init__", noted)
     with ThreadPoolExecutor(1) as pool:
         rows = pf.evaluate_batch(
-            MODEL, chips, CLUSTER, STEP, threads=1, executor=pool if pooled else None
+            MODEL, chips, CLUSTER, step, threads=1, executor=pool if pooled else None
         )
     assert made == [pooled]
     for row, chip in enumerate(chips):
-        best = pf.plan(MODEL, CLUSTER.replace(chip=chip), STEP, top=1).best
+        best = pf.plan(MODEL, CLUSTER.replace(chip=chip), step, top=1).best
         found = {name: values[row].item() for name, values in rows.to_dict().items()}
         area_mm2 = found.pop("area_mm2")
         assert area_mm2 == pytest.approx(float(chips.area_mm2[row]), rel=1e-12)
