@@ -141,7 +141,7 @@ def read_torchtitan(
     dp, ep = replicas * shards, number("ep", 1)
     etp = number("etp", 1) if ep > 1 else tp
     local, batch = number("micro_batch_pp1", 8), number("global_batch", -1)
-    batch = batch if batch > 0 else local * dp
+    batch = local * dp if batch < 0 else batch
     schedule, vpp, sizes = _read_stages(job, pp, model)
     cp_kind = "all-gather"
     if cp > 1:

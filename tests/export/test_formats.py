@@ -432,6 +432,70 @@ def test_torchtitan_fills_the_pipeline_once_for_every_local_batch(pp, batch, rou
     assert all(f"filled and drained {rounds} times a step" in note for note in notes)
 
 
+@pytest.mark.parametrize(
+    ("parallelism", "training", "found"),
+    [
+        ("shard = 2", "", (2, 3, None, 16)),
+        ("shard = 2", "global = -1", (2, 3, None, 16)),
+        ("shard = 2", "global = 32", (2, 3, None, 32)),
+        ("replicate = 2, shard = 1", "", (2, 0, None, 16)),
+        ("replicate = 2, shard = 2", "", (4, 3, 2, 32)),
+        ("replicate = 2", "", (8, 3, 4, 64)),  # what the devices leave
+        ("shard = 0", "", "dp: 0 is not accepted"),
+        ("shard = -2", "", "shard_degree: -2 is not accepted"),
+        ("shard = 2", "global = 0", "global_batch: 0 is not accepted"),
+        ("shard = 2", "local = 0", "global_batch: 0 is not accepted"),
+        ("replicate = 16", "", "8 devices are not a multiple of 1 x 1 x 1 x 16"),
+    ],
+)
+def test_replicas_and_batches_of_torchtitan(parallelism, training, found, tmp_path):
+    path = tmp_path / "job.toml"
+    widths = parallelism.replace(" = ", "_degree = ").replace(", ", "\ndata_parallel_")
+    batches = training.replace(" = ", "_batch_size = ")
+    path.write_text(
+        f"[parallelism]\ndata_parallel_{widths}\n[training]\n{batches}\n"
+        '[activation_checkpoint]\nmode = "none"\n'
+    )
+    if isinstance(found, str):
+        with pytest.raises(InvalidInputError, match=found):
+            export.read_plan(path, LLAMA, 8)
+        return
+    spec = export.read_plan(path, LLAMA, 8).spec
+    assert (spec.dp, spec.zero, spec.shard, spec.global_batch) == found
+
+
+@pytest.mark.parametrize("axes", ["tensor pipeline", "tensor context", "context pipeline"])
+def test_torchtitan_shards_among_the_devices_that_other_axes_leave(axes, tmp_path):
+    path = tmp_path / "job.toml"
+    widths = "".join(f"{axis}_parallel_degree = 2\n" for axis in axes.split())
+    path.write_text(f'[activation_checkpoint]\nmode = "none"\n[parallelism]\n{widths}')
+    spec = export.read_plan(path, LLAMA, 8).spec
+    assert (spec.dp, spec.zero, spec.shard) == (2, 2 if "pipeline" in axes else 3, None)
+    with pytest.raises(InvalidInputError, match="10 devices are not a multiple of"):
+        export.read_plan(path, LLAMA, 10)
+    path.write_text(f"{path.read_text()}data_parallel_replicate_degree = 2\n")
+    spec = export.read_plan(path, LLAMA, 16).spec
+    assert (spec.dp, spec.shard) == (4, 2)
+
+
+def test_torchtitan_is_told_of_an_axis_only_where_it_is_wider_than_one():
+    plan = {"dp": 2, "zero": 3, "global_batch": 8, "recompute": "none"}
+    several = {**plan, "pp": 2, "cp": 2, "ep": 2}
+    jobs = [
+        tomllib.loads(export.export_plan(given, models.load("mixtral-8x7b"), "torchtitan").text)
+        for given in (plan, several)
+    ]
+    alone, more = (set(job["parallelism"]) for job in jobs)
+    assert more - alone == {
+        "context_parallel_rotate_method",
+        "expert_tensor_parallel_degree",
+        "pipeline_parallel_schedule",
+        "pipeline_parallel_microbatch_size",
+        "module_fqns_per_model_part",
+    }
+    assert alone < more
+
+
 def test_fp8_of_experts_reads_back_from_torchtitan(tmp_path):
     model, path = models.load("mixtral-8x7b"), tmp_path / "job.toml"
     plan = {"dp": 8, "zero": 3, "global_batch": 8, "recompute": "none", "precision": "fp8-rowwise"}

@@ -299,6 +299,19 @@ def test_chakra_traces_of_a_thousand_ranks(tmp_path):
         list(trace.nodes(1024))
 
 
+@pytest.mark.parametrize("ranks", [(-1, 3), (3, 32)])
+def test_no_file_is_written_where_a_rank_is_not_there(ranks, tmp_path):
+    pytest.importorskip("google.protobuf")
+    from phaze_fast.export.chakra import chakra_trace
+
+    trace = chakra_trace(SMALL, CLUSTER, plan_with("1f1b"))
+    with pytest.raises(InvalidInputError, match="is not accepted; expected 0 to 31"):
+        trace.write(tmp_path / "chakra", ranks)
+    assert not (tmp_path / "chakra").exists()
+    paths = trace.write(tmp_path / "chakra", (5, 31))
+    assert [path.name for path in paths] == ["comm_group.json", "plan.5.et", "plan.31.et"]
+
+
 # ---- profiles ----
 
 
