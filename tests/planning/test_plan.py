@@ -305,6 +305,16 @@ def test_tensor_groups_are_up_to_a_node_or_eight_devices_where_there_are_none(
     assert text.startswith(f"tensor parallel {widths}; ")
 
 
+@pytest.mark.parametrize(
+    ("tp", "cp", "mixed"), [(1, 8, False), (1, 16, True), (4, 8, True), (8, 4, False)]
+)
+def test_heads_and_a_ring_are_mixed_where_a_group_spans_nodes_and_two_of_it_do_not(tp, cp, mixed):
+    step = Training(global_batch=64, tp=tp, cp=cp)
+    text = space_text(pf.models.load("llama2-7b"), cluster(64), step)
+    more = ", ulysses:N/ring" * mixed
+    assert f"; context parallel {cp} (all-gather, ring, ulysses{more}); " in text
+
+
 # ---- wrong answers of version 0.1.0: none may come back ----
 
 
