@@ -163,6 +163,14 @@ def test_no_plan_is_infeasible_only_where_all_layouts_were_examined():
     assert (stopped.status, replace(stopped, open_s=math.inf).status) == ("unknown", "infeasible")
     with pytest.raises(UndecidedError, match="stopped before a plan was found"):
         _ = stopped.best
+    best_s = plans.best.time_s
+    assert (plans.status, plans.gap) == ("optimal", 0.0)
+    for open_s, status, gap in ((0.8 * best_s, "feasible", 0.25), (best_s, "optimal", 0.0)):
+        cut = replace(plans, open_s=open_s)
+        assert (cut.status, cut.gap) == (status, pytest.approx(gap))
+        assert cut.headline().endswith(f"(gap {gap:.2%})")
+    free = replace(plans, free=replace(plans.best, time_s=best_s / 1.25))
+    assert (plans.lost_to_framework, free.lost_to_framework) == (None, pytest.approx(0.25))
 
 
 def test_an_answer_is_remembered_unless_it_may_be_cut_short():
