@@ -163,6 +163,14 @@ def test_no_plan_is_infeasible_only_where_all_layouts_were_examined():
     assert (stopped.status, replace(stopped, open_s=math.inf).status) == ("unknown", "infeasible")
     with pytest.raises(UndecidedError, match="stopped before a plan was found"):
         _ = stopped.best
+    best_s = plans.best.time_s
+    assert (plans.status, plans.gap) == ("optimal", 0.0)
+    for open_s, status, gap in ((0.8 * best_s, "feasible", 0.25), (best_s, "optimal", 0.0)):
+        cut = replace(plans, open_s=open_s)
+        assert (cut.status, cut.gap) == (status, pytest.approx(gap))
+        assert cut.headline().endswith(f"(gap {gap:.2%})")
+    free = replace(plans, free=replace(plans.best, time_s=best_s / 1.25))
+    assert (plans.lost_to_framework, free.lost_to_framework) == (None, pytest.approx(0.25))
 
 
 def test_an_answer_is_remembered_unless_it_may_be_cut_short():
@@ -303,6 +311,16 @@ def test_tensor_groups_are_up_to_a_node_or_eight_devices_where_there_are_none(
     assert node_devices(on) == devices
     text = space_text(pf.models.load("llama2-7b"), on, Training(global_batch=64))
     assert text.startswith(f"tensor parallel {widths}; ")
+
+
+@pytest.mark.parametrize(
+    ("tp", "cp", "mixed"), [(1, 8, False), (1, 16, True), (4, 8, True), (8, 4, False)]
+)
+def test_heads_and_a_ring_are_mixed_where_a_group_spans_nodes_and_two_of_it_do_not(tp, cp, mixed):
+    step = Training(global_batch=64, tp=tp, cp=cp)
+    text = space_text(pf.models.load("llama2-7b"), cluster(64), step)
+    more = ", ulysses:N/ring" * mixed
+    assert f"; context parallel {cp} (all-gather, ring, ulysses{more}); " in text
 
 
 # ---- wrong answers of version 0.1.0: none may come back ----

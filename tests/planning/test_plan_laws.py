@@ -16,6 +16,8 @@ from phaze_fast.hardware.tuning import FunctionCost
 from phaze_fast.memory import optimizer
 from phaze_fast.planning import PARTS, PlanEvaluator, Training, predict
 from phaze_fast.planning.times import (
+    free_times_on_chip,
+    host_s,
     least_work_s,
     optimizer_bytes_per_s,
     optimizer_products_s,
@@ -275,17 +277,44 @@ def test_layouts_within_a_time_are_those_whose_work_takes_no_longer():
             assert some.layouts[column].tolist() == kept[column].tolist()
 
 
+def test_the_host_is_ahead_by_what_backward_passes_last_beyond_their_launches():
+    own = small_evaluator("gpt2-small", tp=(1, 2), software="fsdp-torchtitan")
+    times = own.times(own.cluster)
+    for s, sizes in enumerate(own.sizes):
+        passes = [
+            (layer.forward.products[:0], layer.backward.products) for layer in sizes.graph.layers
+        ]
+        launch_s = np.array([host_s(sizes.software, *both) for both in passes])
+        assert times.ahead_s[s] == pytest.approx(times.plain_s[s] - launch_s, abs=1e-12)
+    assert times.ahead_s.max() > 0
+
+
+def test_passes_are_shorter_where_the_communication_of_their_groups_is_free():
+    """Experts', context and tensor groups in turn; a part of the gradients of weights stays one."""
+    own = small_evaluator(tp=4, cp=1, ep=2, etp=2)
+    base, levels = own.times(own.cluster), free_times_on_chip(own.sizes, own.cluster, own.optimizer)
+    before = base
+    for times, less in zip(levels, (True, False, True), strict=False):
+        block = own.sizes[0].graph.order[1]
+        assert ((times.forward_s < before.forward_s)[:, block] == less).all()
+        assert (times.weight_grad_s < times.plain_s)[:, block].all()
+        before = times
+
+
 def test_kernels_of_an_optimizer_are_launched_by_matrix_and_product():
     """Muon's products of two kinds of layers: the host launches each, and seven more a shape."""
     matrices = ((), ((2, 64, 128), (1, 256, 64), (1, 32, 32)))
     muon = optimizer("muon")
     launches = len(muon.products(matrices[1])) + 7 * 3
-    for host_s, launch_s in ((1e-3, None), (0.0, 2e-3)):
-        software = load_software("megatron-core").replace(host_s=host_s, optimizer_host_s=launch_s)
-        seconds, launching = optimizer_products_s(matrices, presets.chip("h100"), software, muon)
+    for each_s, launch_s in ((1e-3, None), (0.0, 2e-3)):
+        software = load_software("megatron-core").replace(host_s=each_s, optimizer_host_s=launch_s)
+        chip = presets.chip("h100")
+        seconds, launching = optimizer_products_s(matrices, chip, software, muon)
+        rows = optimizer_products_s(matrices, chip_records([chip]), software, muon, like=chip)
+        assert (rows[0].tolist(), rows[1].tolist()) == (seconds.tolist(), launching.tolist())
         assert (seconds[0, 0], launching[0, 0]) == (0.0, 0.0)
         if launch_s is None:
-            assert (seconds[0, 1], launching[0, 1]) == (pytest.approx(launches * host_s), 0.0)
+            assert (seconds[0, 1], launching[0, 1]) == (pytest.approx(launches * each_s), 0.0)
         else:
             assert launching[0, 1] == pytest.approx(launches * launch_s)
             assert 0.0 < seconds[0, 1] < launching[0, 1]

@@ -522,7 +522,10 @@ def test_few_layouts_of_few_strategies_are_compared_first(monkeypatch):
         for bounds_s in (evaluator.work_bounds_s, evaluator.layout_work_bounds_s)
     )
     first = []
-    for few, least_s in (((2, 4), layouts_s[4]), ((1, 400), strategies_s[1])):
+    for few, least_s in (
+        ((2, 4), layouts_s[4]), ((1, 400), strategies_s[1]),
+        ((10**6, 4), layouts_s[4]), ((1, 10**6), strategies_s[1]),
+    ):  # fmt: skip
         monkeypatch.setattr(planner, "_FEW_STRATEGIES", few[0])
         monkeypatch.setattr(planner, "_FEW_LAYOUTS", few[1])
         planner._evaluator.cache_clear()
@@ -531,6 +534,7 @@ def test_few_layouts_of_few_strategies_are_compared_first(monkeypatch):
         first.append(seen[0][1])
         assert first[-1] == (strategies_s <= least_s).sum()
     assert first[0] != first[1]
+    assert sum(plan(*problem, top=1, threads=1, framework="megatron").excluded) == 0
 
 
 @pytest.mark.parametrize("memory_gib", [80, 3])

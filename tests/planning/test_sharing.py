@@ -8,7 +8,14 @@ from phaze_fast.cli.main import main
 from phaze_fast.cost import estimate_costs, message_batch, roofline_work_s
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import FlatFabric, Tier, TieredFabric, chip_records
-from phaze_fast.opgraph import CONTEXT_KINDS, GROUPS, Strategy, layer_graph, reasons
+from phaze_fast.opgraph import (
+    CONTEXT_KINDS,
+    GROUPS,
+    Strategy,
+    context_code,
+    layer_graph,
+    reasons,
+)
 from phaze_fast.planning import predict_batch
 from phaze_fast.planning.prediction import evaluated
 from phaze_fast.planning.sizes import strategy_sizes
@@ -362,6 +369,21 @@ def test_work_is_bounded_however_slow_the_exchanges_of_experts_are(rate, overlap
     work_s = least_work_s((own,), on)
     assert bound_s <= work_s
     assert overlapping or bound_s > 0.75 * work_s  # of exchanges that are waited for
+
+
+def test_a_record_has_the_context_kind_beside_dispatcher_and_host():
+    for kind in CONTEXT_KINDS:
+        common = Strategy(cp=2, cp_kind=kind, ep=2)
+        codes = [
+            strategy_sizes(
+                MIXTURE, common.replace(dispatcher=way, offload_optimizer=host), ("none",)
+            )
+            .record["group_kind"]
+            .item()
+            for way in ("all-to-all", "all-gather")
+            for host in (False, True)
+        ]
+        assert codes == [4 * context_code(kind) + n for n in range(4)]
 
 
 def test_experts_of_a_width_of_their_own():
