@@ -104,6 +104,31 @@ def test_what_is_reported_is_what_is_kept(top):
     assert len({winner.score for winner in search.winners()}) == 1
 
 
+def test_an_outcome_counts_points_designs_and_groups():
+    groups = few_groups(3, (0.01, 16))  # nothing fits with the smaller capacity
+    search = searched(groups, LimitedSearch, limits=np.array([np.inf, 1e-9, 1e-9]))
+    found = search.outcome(True)
+    assert (found.designs, found.points, found.groups_placed) == (6, 6 * 4, 1)
+    assert (found.counts["memory"], found.counts["rules"], found.counts["open"]) == (12, 0, 0)
+    assert (found.front, found.objectives) == ((), ())
+
+
+@pytest.mark.parametrize("models", [1, 2])
+def test_a_front_has_the_plans_of_every_model(models):
+    groups = few_groups(4, (8, 16))
+    given = [MODEL, MODEL.replace(name="twice", layers=6)][:models]
+    search = BestFirstSearch(
+        problems_of(given, groups, CLUSTER, STEP), groups, objectives=("time", "area")
+    )
+    assert search.run()
+    found = search.outcome(True)
+    assert found.objectives == ("time", "area")
+    assert found.front[0].score == found.winners[0].score
+    assert all(len(point.plans) == models for point in found.front)
+    rows = [(point.score, point.area_mm2) for point in found.front]
+    assert rows == [tuple(row) for row in sorted(search.front.values.tolist())]
+
+
 # ---- waves ----
 
 
