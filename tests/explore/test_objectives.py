@@ -11,6 +11,7 @@ from search_cases import few_groups, published_space, some_with_every_hbm
 
 import phaze_fast as pf
 from phaze_fast.cli.main import main
+from phaze_fast.cost.machines import machines
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.explore import (
     OBJECTIVES,
@@ -245,10 +246,16 @@ def test_a_mix_of_models_is_the_geometric_mean_of_their_values():
 def test_values_and_limits_of_an_objective_by_hand():
     """Two capacities for the first group, one for the second; 3 devices at least, of 2 and 1 W."""
     groups = few_groups(2, (8, 16)).single(np.array([0, 1]), np.array([0, 1]))
-    problems = problems_of([MODEL], groups, CLUSTER, pf.Training(**STEP, micro_batch=1, tp=1))
+    step = pf.Training(**STEP, micro_batch=1, tp=1, pp=2, dp=2)
+    problems = problems_of([MODEL], groups, CLUSTER, step)
     found = objectives.objective_of("cost", problems, few_groups(2, (8, 16)))
     assert found.least_rates[0].tolist() == found.rates[0].min(axis=1).tolist()
     assert found.least_rates[0].tolist() == found.rates[0][:, 0].tolist()
+    joules = objectives.objective_of("energy", problems, groups)
+    static_w = machines(groups.records, like=groups.like).static_w
+    assert joules.devices[0].tolist() == [4.0]  # though the cluster has 8
+    assert (joules.static_w < static_w).all()
+    assert joules.static_w == pytest.approx(static_w, rel=1e-8, abs=0.0)
     given = Objective(
         "tokens", (np.array([[10.0, 20.0], [30.0, 40.0]]),), (5.0,), (np.array([10.0, 40.0]),),
         np.array([2.0, 1.0]), (np.array([3.0]),),

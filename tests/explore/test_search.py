@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from golden_files import refused_calls
-from search_cases import published_space, some_chips
+from search_cases import published_space, some_chips, some_with_every_hbm
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.explore import Budget, ChipGroups, find_chips, fullest_text, problems_of
-from phaze_fast.explore.find import checked_weights, search_digest
+from phaze_fast.explore.find import _checked_options, checked_weights, search_digest
 from phaze_fast.explore.objectives import UNITS
 from phaze_fast.runs import store
 from phaze_fast.runs.store import STORE
@@ -188,6 +188,60 @@ def test_bad_options_are_named(options, words):
         pf.search(**{**usual, **options})
 
 
+@pytest.mark.parametrize(
+    ("names", "options", "wanted"),
+    [
+        (["bert-large"], {}, ((), (1.0,))),
+        (["bert-large"], {"pareto": ("time", "energy")}, (("time", "energy"), (1.0,))),
+        (["bert-large"], {"objective": "cost"}, ((), (1.0,))),
+        (["bert-large", "gpt2-small"], {}, ((), (1.0, 1.0))),
+        (["bert-large", "gpt2-small"], {"pareto": "time,cost"}, (("time", "cost"), (1.0, 1.0))),
+        (["bert-large", "gpt2-small"], {"weights": (1, 4.0)}, ((), (0.25, 1.0))),
+        (["bert-large"], {"top": 0}, "top: 0 is not accepted"),
+        (["bert-large"], {"top": True}, "top: True is not accepted"),
+        (["bert-large"], {"top": 2.0}, "top: 2.0 is not accepted"),
+        (["bert-large"], {"weights": (1, 1)}, "weights: 2 are not accepted; expected one for each"),
+        (["bert-large"], {"weights": (0,)}, "weights: 0 is not accepted; expected a number > 0"),
+        (["bert-large"], {"weights": (-1.0,)}, "weights: -1.0 is not accepted"),
+        (["bert-large"], {"weights": (np.inf,)}, "weights: inf is not accepted"),
+        (["bert-large"], {"weights": (np.nan,)}, "weights: nan is not accepted"),
+        (["bert-large"], {"weights": ("1",)}, "weights: '1' is not accepted"),
+        (["bert-large"] * 2, {}, "model: bert-large, bert-large has a name twice"),
+        (["bert-large", "gpt2-small"], {"pareto": ("time", "energy")}, "pareto: energy is not acc"),
+        (
+            ["bert-large"],
+            {"objective": "cost", "pareto": "time,area"},
+            "objective: cost is not acc",
+        ),
+    ],
+)
+def test_options_are_checked_before_a_search(names, options, wanted):
+    usual = {"top": 1, "pareto": (), "weights": None, "objective": "time"}
+    given = {"models": [model(name) for name in names], **usual, **options}
+    if isinstance(wanted, tuple):
+        assert _checked_options(**given) == wanted
+        return
+    with pytest.raises(InvalidInputError, match=wanted):
+        _checked_options(**given)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [{"offload": ("optimizer",)}, {"recompute": ("none", "offload")}, {"recompute": ("offload",)}],
+)
+def test_chips_without_a_host_offload_nothing(step):
+    with pytest.raises(InvalidInputError, match="offload: is not accepted where chips are search"):
+        problems_of([model()], ChipGroups.of(some_chips(1, 1)), POD, STEP.replace(**step))
+
+
+def test_every_chip_counts_for_what_breaks_a_rule():
+    groups = ChipGroups.of(some_with_every_hbm(1, 3))
+    (problem,) = problems_of([model()], groups, POD, STEP.replace(tp=(1, 3, 5)))
+    assert problem.evaluators[0].strategies_rejected == 4
+    assert problem.rejected_points(groups) == 4 * 9
+    assert problem.rejected_points(groups.take(np.array([0]))) == 4 * 3
+
+
 def test_what_was_not_searched_for_is_refused():
     with pytest.raises(InvalidInputError, match="found: int"):
         pf.compare(3)
@@ -256,6 +310,12 @@ def test_an_outcome_is_kept_and_a_damaged_one_is_not_trusted(tmp_path):
     assert not anew.recalled
     assert anew.winners == first.winners
     assert outcome(space, **options).recalled
+
+
+def test_an_outcome_that_a_budget_cut_is_not_kept(tmp_path):
+    asked = {"cache": tmp_path, "budget": Budget(stop=lambda: True)}
+    cut = [outcome(some_chips(10, 20), **asked) for _ in range(2)]
+    assert [(found.complete, found.recalled) for found in cut] == [(False, False)] * 2
 
 
 def test_outcomes_of_other_objectives_have_other_names():

@@ -1,5 +1,6 @@
 """What a search looks at and when it stops: limits, ties, budgets, and counts of its work."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -88,6 +89,46 @@ def test_bounds_of_points_are_rounded_down():
     assert bounds[largest] == pytest.approx(least[largest], rel=1e-11, abs=0.0)
 
 
+@pytest.mark.parametrize("top", [1, 3])
+def test_what_is_reported_is_what_is_kept(top):
+    """Progress after every wave, and the best groups, the smaller chip first where times tie."""
+    groups, reported = few_groups(5, (8, 16)), []
+    area_mm2 = np.array([5.0, 4.0, 3.0, 2.0, 1.0])
+    records = np.repeat(groups.records[:1], 5)
+    records["hbm_stacks"] = np.arange(5)  # of no interest to time
+    alike = replace(groups, records=records, area_mm2=area_mm2)
+    search = searched(alike, top=top, progress=reported.append)
+    assert reported == search.history
+    assert [winner.area_mm2 for winner in search.winners()] == sorted(area_mm2.tolist())[:top]
+    assert {winner.capacity for winner in search.winners()} == {0}
+    assert len({winner.score for winner in search.winners()}) == 1
+
+
+def test_an_outcome_counts_points_designs_and_groups():
+    groups = few_groups(3, (0.01, 16))  # nothing fits with the smaller capacity
+    search = searched(groups, LimitedSearch, limits=np.array([np.inf, 1e-9, 1e-9]))
+    found = search.outcome(True)
+    assert (found.designs, found.points, found.groups_placed) == (6, 6 * 4, 1)
+    assert (found.counts["memory"], found.counts["rules"], found.counts["open"]) == (12, 0, 0)
+    assert (found.front, found.objectives) == ((), ())
+
+
+@pytest.mark.parametrize("models", [1, 2])
+def test_a_front_has_the_plans_of_every_model(models):
+    groups = few_groups(4, (8, 16))
+    given = [MODEL, MODEL.replace(name="twice", layers=6)][:models]
+    search = BestFirstSearch(
+        problems_of(given, groups, CLUSTER, STEP), groups, objectives=("time", "area")
+    )
+    assert search.run()
+    found = search.outcome(True)
+    assert found.objectives == ("time", "area")
+    assert found.front[0].score == found.winners[0].score
+    assert all(len(point.plans) == models for point in found.front)
+    rows = [(point.score, point.area_mm2) for point in found.front]
+    assert rows == [tuple(row) for row in sorted(search.front.values.tolist())]
+
+
 # ---- waves ----
 
 
@@ -106,7 +147,7 @@ def test_a_wave_is_an_eighth_of_what_waits_within_limits(models, waiting, size):
 
 def recorded_bounds(monkeypatch, one_step, limit_s, kept=3):
     """Groups and step of each call to bound seven candidates that did no step yet."""
-    groups, calls = few_groups(7), []
+    groups, calls = few_groups(7).single(np.arange(7), np.ones(7, dtype=int)), []
     search = BestFirstSearch(problems_of([MODEL], groups, CLUSTER, STEP), groups)
     (table,) = search.tables
     search._begin()
