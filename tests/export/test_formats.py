@@ -539,6 +539,16 @@ def test_experts_beyond_the_replicas_are_not_a_mesh_of_maxtext():
     ]
 
 
+@pytest.mark.parametrize(
+    ("widths", "gathered"),
+    [({"dp": 8, "ep": 2}, True), ({"dp": 8}, False), ({"dp": 1, "cp": 8, "ep": 8}, False)],
+)
+def test_maxtext_gathers_rows_of_expert_groups_that_it_has(widths, gathered):
+    given = {"global_batch": 8, "zero": 3, "recompute": "full", "dispatcher": "all-gather"}
+    text = export.export_plan({**given, **widths}, models.load("mixtral-8x7b"), "maxtext").text
+    assert ("use_ring_of_experts=True" in text) == gathered
+
+
 def test_a_switch_that_is_off_is_named_as_one():
     plan = {"tp": 2, "dp": 4, "global_batch": 8, "zero": 2, "recompute": "none"}
     for to, on in (("torchtitan", False), ("deepspeed", True)):

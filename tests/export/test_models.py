@@ -262,6 +262,64 @@ def test_megatron_has_biases_of_all_projections_or_none_or_of_queries_keys_and_v
     assert said == (set() if flag is None else {flag, "--disable-bias-linear"})
 
 
+TURNED = {"rope_type": "default", "rope_factor": None}
+NO_GROUPS = {"n_routing_groups": None, "topk_routing_group": None, "capacity_factor": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "lacking", "said"),
+    [
+        ("gpt2-small", {}, [], {"decoder_block": "gpt3", "mlp_activations": '["gelu"]'}),
+        ("llama3-8b", {}, [], {"mlp_activations": '["silu","linear"]', "use_qk_norm": "False"}),
+        ("llama3-8b", {}, [], {"base_num_kv_heads": "8", "base_num_query_heads": "32"}),
+        ("gpt-oss-20b", {}, [], {"routed_bias": "True"}),
+        (
+            "gpt2-small",
+            {"positions": "alibi", "max_positions": None},
+            ["architecture", "bias of the output", "bias of the feed-forward"],
+            {"decoder_block": "llama2"},
+        ),
+        ("llama2-7b", {"out_bias": True}, ["bias of the output"], {"attention_bias": "False"}),
+        ("llama2-7b", {"ffn_bias": True}, ["bias of the feed-forward"], {"mlp_bias": "True"}),
+        ("llama3-8b", {"rotary": {"base": 1e6}}, [], {"rope_max_timescale": "1000000.0", **TURNED}),
+        (
+            "llama3-8b",
+            {"rotary": {"scaling": "linear", "factor": 2.0}},
+            ["rotary scaling linear"],
+            {"rope_type": "default", "rope_factor": "2.0"},
+        ),
+        ("llama3-8b", {"rotary": {"share": 0.5}}, ["rotary share 0.5"], TURNED),
+        ("llama3-8b", {"rotary": STRETCHED}, [], {"rope_type": "llama3.1", "rope_factor": "8.0"}),
+        (
+            "gpt-oss-20b",
+            {"full_attention_layers": (1, 3)},
+            [],
+            {"sliding_window_size": "128", "inhomogeneous_layer_cycle_interval": "2"},
+        ),
+        ("mixtral-8x22b", {}, [], {"decoder_block": "mixtral", "sliding_window_size": None}),
+        ("mixtral-8x22b", {}, [], NO_GROUPS),
+        ("deepseek-v3", {}, [], {"n_routing_groups": "8", "topk_routing_group": "4"}),
+        ("deepseek-v3", {}, [], {"q_lora_rank": "1536", "routed_bias": "True"}),
+    ],
+)
+def test_settings_of_a_model_that_maxtext_has_no_file_of(name, changes, lacking, said):
+    model = (of(name) if name in CONFIGURATIONS else models.load(name)).replace(layers=4, **changes)
+    found = export.export_plan({**PLAN, "recompute": "full"}, model, "maxtext")
+    settings = settings_of(found.text)
+    assert {key: settings.get(key) for key in said} == said
+    assert len(found.unexpressed) == len(lacking)
+    for item, what in zip(found.unexpressed, lacking, strict=True):
+        assert item.what.startswith(f"{model.name}: {what}")
+
+
+def test_capacity_of_experts_is_written_where_a_model_has_one():
+    model = of("mixtral-8x22b").replace(layers=4)
+    limited = model.replace(moe=model.moe.replace(capacity_factor=1.25))
+    for format_, name in (("maxtext", "capacity_factor"), ("megatron", "capacity-factor")):
+        texts = [export.export_plan(PLAN, m, format_).text for m in (model, limited)]
+        assert [name in text for text in texts] == [False, True]
+
+
 def test_norms_without_a_bias_are_what_megatron_lacks():
     model = models.load("gpt2-small")
     assert export.export_plan(PLAN, model, "megatron").complete
