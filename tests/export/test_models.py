@@ -272,7 +272,6 @@ NO_GROUPS = {"n_routing_groups": None, "topk_routing_group": None, "capacity_fac
         ("gpt2-small", {}, [], {"decoder_block": "gpt3", "mlp_activations": '["gelu"]'}),
         ("llama3-8b", {}, [], {"mlp_activations": '["silu","linear"]', "use_qk_norm": "False"}),
         ("llama3-8b", {}, [], {"base_num_kv_heads": "8", "base_num_query_heads": "32"}),
-        ("gpt-oss-20b", {}, [], {"routed_bias": "True"}),
         (
             "gpt2-small",
             {"positions": "alibi", "max_positions": None},
@@ -296,6 +295,9 @@ NO_GROUPS = {"n_routing_groups": None, "topk_routing_group": None, "capacity_fac
             [],
             {"sliding_window_size": "128", "inhomogeneous_layer_cycle_interval": "2"},
         ),
+        ("gpt-oss-20b", {"full_attention_layers": (1, 3)}, [], {"routed_bias": "True"}),
+        ("gpt-oss-20b", {"full_attention_layers": (0, 2)}, ["layers with full attention"], {}),
+        ("gpt-oss-20b", {"full_attention_layers": ()}, ["layers with full attention"], {}),
         ("mixtral-8x22b", {}, [], {"decoder_block": "mixtral", "sliding_window_size": None}),
         ("mixtral-8x22b", {}, [], NO_GROUPS),
         ("deepseek-v3", {}, [], {"n_routing_groups": "8", "topk_routing_group": "4"}),
