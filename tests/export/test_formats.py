@@ -592,12 +592,58 @@ def test_torchtitan_converts_linear_layers_and_experts_apart(name, experts):
 
 def test_megatron_fsdp_is_told_its_format_of_checkpoints_and_its_order_of_ranks():
     plan = {"pp": 2, "dp": 4, "global_batch": 8, "recompute": "none", **STAGES_INSIDE}
-    one, three = (export.export_plan({**plan, "zero": z}, LLAMA, "megatron") for z in (1, 3))
-    assert "--use-tp-pp-dp-mapping" in one.text
-    assert "--ckpt-format" not in one.text
-    assert "--use-tp-pp-dp-mapping" not in three.text
-    assert "--ckpt-format fsdp_dtensor" in three.text
-    assert "--rank-order" in {item.what.split()[0] for item in three.unexpressed}
+    for zero in range(4):
+        found = export.export_plan({**plan, "zero": zero}, LLAMA, "megatron")
+        assert ("--use-tp-pp-dp-mapping" in found.text) == (zero < 2)
+        assert ("--ckpt-format fsdp_dtensor" in found.text) == (zero >= 2)
+        named = {item.what.split()[0] for item in found.unexpressed}
+        assert ("--rank-order" in named) == (zero >= 2)
+
+
+SHARED, OFFLOADED, FSDP = (
+    f"--{name}"
+    for name in ("use-distributed-optimizer", "optimizer-cpu-offload", "use-megatron-fsdp")
+)
+
+
+@pytest.mark.parametrize(
+    ("plan", "switches", "instances"),
+    [
+        ({"dp": 8}, set(), None),
+        ({"dp": 8, "zero": 1}, {SHARED}, None),
+        ({"dp": 8, "zero": 1, "shard": 4}, {SHARED}, ["2"]),
+        ({"dp": 8, "zero": 2}, {SHARED, FSDP}, None),
+        ({"dp": 8, "zero": 3, "shard": 2}, {SHARED, FSDP}, ["4"]),
+        ({"dp": 8, "zero": 1, "offload_optimizer": True}, {SHARED, OFFLOADED}, None),
+        ({"dp": 8, "zero": 3, "offload_optimizer": True}, {SHARED, FSDP}, None),
+        ({"tp": 2, "zero": 1}, set(), None),
+        ({"tp": 2, "zero": 1, "offload_optimizer": True}, {SHARED, OFFLOADED}, None),
+    ],
+)
+def test_where_megatron_keeps_the_state_of_the_optimiser(plan, switches, instances):
+    given = {"global_batch": 8, "recompute": "none", **plan}
+    said = options_of(export.export_plan(given, LLAMA, "megatron").text)
+    assert {SHARED, OFFLOADED, FSDP} & set(said) == switches
+    assert said.get("--num-distributed-optimizer-instances") == instances
+
+
+@pytest.mark.parametrize(
+    ("widths", "reduced"),
+    [
+        ({"tp": 4, "etp": 1, "ep": 4}, False),
+        ({"tp": 4, "etp": 1, "ep": 2}, True),  # two devices have the same experts
+        ({"tp": 4}, False),
+        ({"tp": 2, "dp": 2}, True),
+        ({"tp": 2, "cp": 2}, True),
+        ({"dp": 2, "cp": 2}, True),
+    ],
+)
+def test_gradients_are_reduced_where_two_devices_have_the_same_weights(widths, reduced):
+    plan = {"global_batch": 8, "recompute": "none", **widths}
+    for name in ("mixtral-8x7b", "llama2-7b"):
+        if name == "mixtral-8x7b" or "ep" not in widths:
+            text = export.export_plan(plan, models.load(name), "megatron").text
+            assert ("--overlap-grad-reduce" in text) == reduced
 
 
 STAGES_INSIDE = {"rank_order": "stages-inside"}
