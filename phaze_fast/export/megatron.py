@@ -517,7 +517,7 @@ def _read_sharding(terms: Terms, dp: int, names: FlagNames) -> dict[str, int | N
     if terms.get("fsdp"):
         word = str(terms.get("fsdp_strategy", "optim_grads_params"))
         zero = flag_names("megatron").meaning("fsdp_strategies", "fsdp_strategy", word)
-    if instances > 1 and dp % instances:
+    if dp % instances:
         raise InvalidInputError(
             f"{names['instances']}: {instances} is not accepted; expected a divisor of {dp} "
             "replicas"

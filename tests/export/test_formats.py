@@ -11,8 +11,8 @@ import phaze_fast as pf
 from phaze_fast import export, models
 from phaze_fast.documents import read_document
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.export.megatron import read_layout
-from phaze_fast.export.request import options_of, settings_of, whole_number
+from phaze_fast.export.megatron import layout_text, read_layout
+from phaze_fast.export.request import Chunk, options_of, settings_of, whole_number
 from phaze_fast.planning.frameworks import inexpressible
 
 LLAMA = models.load("llama2-7b")
@@ -38,6 +38,11 @@ def test_the_frameworks_know_every_name(format_):
 )
 def test_layouts_by_hand(text, sizes):
     assert read_layout(text, "--layout") == sizes
+
+
+def test_a_layout_repeats_blocks_by_a_star():
+    chunks = [Chunk(k == 0, range(k, k + k), k == 3, "none") for k in range(4)]
+    assert layout_text(chunks) == "E|t|t*2|t*3L"
 
 
 def test_a_layout_has_at_most_100000_layers_and_counts_of_six_digits():

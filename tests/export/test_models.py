@@ -146,6 +146,14 @@ def test_rotated_share_of_a_head_for_megatron(name, share):
     assert "--sequence-parallel" not in flags  # one tensor-parallel device has all rows
 
 
+@pytest.mark.parametrize(("kv_heads", "groups"), [(None, None), (32, None), (8, ["8"])])
+def test_groups_of_queries_for_megatron(kv_heads, groups):
+    model = models.load("llama2-7b").replace(kv_heads=kv_heads)
+    flags = options_of(export.export_plan(PLAN, model, "megatron").text)
+    assert flags.get("--num-query-groups") == groups
+    assert ("--group-query-attention" in flags) == (groups is not None)
+
+
 def test_windows_and_sinks_for_megatron():
     flags = options_of(export.export_plan(PLAN, of("gpt-oss-20b"), "megatron").text)
     assert (flags["--window-size"], flags["--window-attn-skip-freq"]) == (["127,0"], ["2"])
