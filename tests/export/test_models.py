@@ -22,6 +22,7 @@ QUICK = (
     *("deepseek-v3", "deepseek-v2-lite", "qwen3-8b", "qwen3-30b-a3b", "mixtral-8x22b"),
     *("gpt-oss-20b", "gemma2-9b", "gemma3-1b", "glm-4.5-air", "olmo2-7b"),
 )
+STRETCHED = {"scaling": "llama3", "factor": 8.0}
 PLAN = {"tp": 1, "dp": 8, "zero": 3, "global_batch": 8, "recompute": "none"}
 
 
@@ -146,6 +147,56 @@ def test_rotated_share_of_a_head_for_megatron(name, share):
     assert "--sequence-parallel" not in flags  # one tensor-parallel device has all rows
 
 
+@pytest.mark.parametrize(
+    ("top_k", "normalised", "scores", "before"),
+    [
+        (2, True, "softmax", False),
+        (2, False, "softmax", True),
+        (1, True, "softmax", True),  # Megatron-Core refuses the softmax of one score
+        (1, False, "softmax", True),
+        (1, True, "sigmoid", False),
+        (2, False, "sigmoid", False),
+    ],
+)
+def test_the_softmax_of_a_router_for_megatron(top_k, normalised, scores, before):
+    model = models.load("mixtral-8x7b")
+    moe = model.moe.replace(top_k=top_k, scores_normalised=normalised, scores=scores)
+    for format_, name in (
+        ("megatron", "--moe-router-pre-softmax"),
+        ("bridge", "model.moe_router_pre_softmax=true"),
+    ):
+        text = export.export_plan(PLAN, model.replace(moe=moe), format_).text
+        assert (name in text) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("gpt2-small", {}, {"normalization": ["LayerNorm"], "max-position-embeddings": ["1024"]}),
+        ("gpt2-small", {"max_positions": 4096}, {"max-position-embeddings": ["4096"]}),
+        ("llama3-8b", {"max_positions": None, "seq": 8192}, {"max-position-embeddings": ["8192"]}),
+        ("llama3-8b", {}, {"normalization": ["RMSNorm"], "use-rope-scaling": None}),
+        ("llama3-8b", {"rotary": {}}, {"rotary-percent": None, "rope-scaling-factor": None}),
+        ("llama3-8b", {"rotary": {"share": 0.5}}, {"rotary-percent": ["0.5"]}),
+        (
+            "llama3-8b",
+            {"rotary": STRETCHED},
+            {"use-rope-scaling": [], "rope-scaling-factor": ["8.0"], "rotary-percent": None},
+        ),
+        ("llama3-8b", {"window": 64}, {"window-attn-skip-freq": None}),
+        (
+            "llama3-8b",
+            {"window": 64, "layers": 4, "full_attention_layers": (0, 1, 2, 3)},
+            {"window-size": ["63,0"], "window-attn-skip-freq": ["([0]*4)"]},
+        ),
+    ],
+)
+def test_options_of_a_model_for_megatron(name, changes, said):
+    model = models.load(name).replace(**changes)
+    flags = options_of(export.export_plan(PLAN, model, "megatron").text)
+    assert {key: flags.get(f"--{key}") for key in said} == said
+
+
 @pytest.mark.parametrize(("kv_heads", "groups"), [(None, None), (32, None), (8, ["8"])])
 def test_groups_of_queries_for_megatron(kv_heads, groups):
     model = models.load("llama2-7b").replace(kv_heads=kv_heads)
@@ -219,7 +270,6 @@ def test_decoders_of_maxtext():
         assert said.get("original_max_position_embeddings") == (positions and str(positions))
 
 
-STRETCHED = {"scaling": "llama3", "factor": 8.0}
 ALL_BIASES = {"qkv_bias": True, "out_bias": True, "ffn_bias": True}
 
 
