@@ -119,6 +119,7 @@ def test_recomputation_for_megatron(recompute, flags):
     ("words", "stages", "blocks"),
     [
         (("full:3", "full:3"), (4, 30), "3"),  # all of the first stage, some of the second
+        (("full:3", "full:3"), (3, 31), "3"),
         (("full:2", "full"), (30, 4), None),  # the second has more than the two of the first
         (("full:2", "full:3"), (17, 17), None),
         (("full", "none"), (3, 31), None),
@@ -552,6 +553,22 @@ def test_maxtext_gathers_rows_of_expert_groups_that_it_has(widths, gathered):
     given = {"global_batch": 8, "zero": 3, "recompute": "full", "dispatcher": "all-gather"}
     text = export.export_plan({**given, **widths}, models.load("mixtral-8x7b"), "maxtext").text
     assert ("use_ring_of_experts=True" in text) == gathered
+
+
+@pytest.mark.parametrize(
+    ("zero", "shard", "size"), [(3, 4, 4), (3, None, None), (1, 4, None), (2, 4, None)]
+)
+def test_deepspeed_shards_weights_among_some_replicas(zero, shard, size):
+    plan = {"dp": 8, "global_batch": 8, "recompute": "none", "zero": zero, "shard": shard}
+    said = json.loads(export.export_plan(plan, LLAMA, "deepspeed").text)["zero_optimization"]
+    assert (said["stage"], said.get("mics_shard_size")) == (zero, size)
+
+
+@pytest.mark.parametrize("ep", [1, 2])
+def test_the_load_of_experts_is_of_groups_of_several_devices(ep):
+    plan = {"dp": 8, "ep": ep, "global_batch": 8, "recompute": "none", "expert_imbalance": 1.5}
+    found = export.export_plan(plan, models.load("mixtral-8x7b"), "megatron").unexpressed
+    assert [item.what for item in found] == ["--expert-imbalance 1.5"] * (ep - 1)
 
 
 def test_a_switch_that_is_off_is_named_as_one():
