@@ -122,13 +122,14 @@ def test_recomputation_for_megatron(recompute, flags):
         (("full:3", "full:3"), (3, 31), "3"),
         (("full:2", "full"), (30, 4), None),  # the second has more than the two of the first
         (("full:2", "full:3"), (17, 17), None),
+        (("full", "full", "full:3"), (6, 2, 26), None),
         (("full", "none"), (3, 31), None),
         (("none", "full:5"), (17, 17), None),
         (("full:4", "full:4/norms"), (17, 17), None),
     ],
 )
 def test_megatron_recomputes_as_many_first_blocks_of_every_chunk(words, stages, blocks):
-    plan = {"pp": 2, "dp": 4, "global_batch": 32, "recompute": words, "stages": stages}
+    plan = {"pp": len(words), "dp": 4, "global_batch": 32, "recompute": words, "stages": stages}
     found = export.export_plan(plan, LLAMA, "megatron")
     said = options_of(found.text)
     assert found.complete == (blocks is not None)
