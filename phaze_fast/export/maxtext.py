@@ -137,6 +137,8 @@ def _missing_model(request: Request, names: FlagNames) -> list[Unexpressed]:
         ffn_bias=model.ffn_bias and not biased,
         rotary=rotary is not None and rotary.scaling not in names.tables["rotary"],
         rotary_share=rotary is not None and rotary.share < 1,
+        full_layers=decoder == "gpt_oss"
+        and set(model.full_attention_layers) != set(range(1, model.layers, 2)),
     )
 
 

@@ -263,8 +263,8 @@ _OFFLOADED: Mapping[str, Any] = {
 
 def _sharding(request: Request) -> Terms:
     spec = request.spec
-    experts = spec.tp * spec.cp * spec.dp // ((spec.etp or spec.tp) * spec.ep)  # copies of each
-    if spec.dp * spec.cp == 1 and (experts == 1 or request.model.moe is None):
+    copies = spec.tp // ((spec.etp or spec.tp) * spec.ep)  # of an expert in one replica
+    if spec.dp * spec.cp == 1 and (copies == 1 or request.model.moe is None):
         return {"zero_1": True, **_OFFLOADED} if spec.offload_optimizer else {}
     terms: Terms = {"overlap_gradients": True}
     if spec.offload_optimizer and spec.zero == 1:
@@ -517,7 +517,7 @@ def _read_sharding(terms: Terms, dp: int, names: FlagNames) -> dict[str, int | N
     if terms.get("fsdp"):
         word = str(terms.get("fsdp_strategy", "optim_grads_params"))
         zero = flag_names("megatron").meaning("fsdp_strategies", "fsdp_strategy", word)
-    if instances > 1 and dp % instances:
+    if dp % instances:
         raise InvalidInputError(
             f"{names['instances']}: {instances} is not accepted; expected a divisor of {dp} "
             "replicas"

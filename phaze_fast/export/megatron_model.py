@@ -117,7 +117,8 @@ def _experts(model: TransformerModel, moe: MixtureOfExperts) -> Terms:
         "capacity": moe.capacity_factor,
         "padded": moe.capacity_factor is not None,
         "scores": moe.scores,
-        "unnormalised": softmax and not moe.scores_normalised and moe.top_k > 1,
+        # The softmax of one score alone is 1: Megatron-Core asks for that of all scores instead.
+        "unnormalised": softmax and (moe.top_k == 1 or not moe.scores_normalised),
         "scores_factor": moe.scores_factor if moe.scores_factor != 1.0 else None,
         "balancing_bias": moe.balancing_bias,
         "groups": groups,

@@ -11,8 +11,8 @@ import phaze_fast as pf
 from phaze_fast import export, models
 from phaze_fast.documents import read_document
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.export.megatron import read_layout
-from phaze_fast.export.request import options_of, settings_of, whole_number
+from phaze_fast.export.megatron import layout_text, read_layout
+from phaze_fast.export.request import Chunk, options_of, settings_of, whole_number
 from phaze_fast.planning.frameworks import inexpressible
 
 LLAMA = models.load("llama2-7b")
@@ -38,6 +38,11 @@ def test_the_frameworks_know_every_name(format_):
 )
 def test_layouts_by_hand(text, sizes):
     assert read_layout(text, "--layout") == sizes
+
+
+def test_a_layout_repeats_blocks_by_a_star():
+    chunks = [Chunk(k == 0, range(k, k + k), k == 3, "none") for k in range(4)]
+    assert layout_text(chunks) == "E|t|t*2|t*3L"
 
 
 def test_a_layout_has_at_most_100000_layers_and_counts_of_six_digits():
@@ -114,15 +119,17 @@ def test_recomputation_for_megatron(recompute, flags):
     ("words", "stages", "blocks"),
     [
         (("full:3", "full:3"), (4, 30), "3"),  # all of the first stage, some of the second
+        (("full:3", "full:3"), (3, 31), "3"),
         (("full:2", "full"), (30, 4), None),  # the second has more than the two of the first
         (("full:2", "full:3"), (17, 17), None),
+        (("full", "full", "full:3"), (6, 2, 26), None),
         (("full", "none"), (3, 31), None),
         (("none", "full:5"), (17, 17), None),
         (("full:4", "full:4/norms"), (17, 17), None),
     ],
 )
 def test_megatron_recomputes_as_many_first_blocks_of_every_chunk(words, stages, blocks):
-    plan = {"pp": 2, "dp": 4, "global_batch": 32, "recompute": words, "stages": stages}
+    plan = {"pp": len(words), "dp": 4, "global_batch": 32, "recompute": words, "stages": stages}
     found = export.export_plan(plan, LLAMA, "megatron")
     said = options_of(found.text)
     assert found.complete == (blocks is not None)
@@ -539,6 +546,32 @@ def test_experts_beyond_the_replicas_are_not_a_mesh_of_maxtext():
     ]
 
 
+@pytest.mark.parametrize(
+    ("widths", "gathered"),
+    [({"dp": 8, "ep": 2}, True), ({"dp": 8}, False), ({"dp": 1, "cp": 8, "ep": 8}, False)],
+)
+def test_maxtext_gathers_rows_of_expert_groups_that_it_has(widths, gathered):
+    given = {"global_batch": 8, "zero": 3, "recompute": "full", "dispatcher": "all-gather"}
+    text = export.export_plan({**given, **widths}, models.load("mixtral-8x7b"), "maxtext").text
+    assert ("use_ring_of_experts=True" in text) == gathered
+
+
+@pytest.mark.parametrize(
+    ("zero", "shard", "size"), [(3, 4, 4), (3, None, None), (1, 4, None), (2, 4, None)]
+)
+def test_deepspeed_shards_weights_among_some_replicas(zero, shard, size):
+    plan = {"dp": 8, "global_batch": 8, "recompute": "none", "zero": zero, "shard": shard}
+    said = json.loads(export.export_plan(plan, LLAMA, "deepspeed").text)["zero_optimization"]
+    assert (said["stage"], said.get("mics_shard_size")) == (zero, size)
+
+
+@pytest.mark.parametrize("ep", [1, 2])
+def test_the_load_of_experts_is_of_groups_of_several_devices(ep):
+    plan = {"dp": 8, "ep": ep, "global_batch": 8, "recompute": "none", "expert_imbalance": 1.5}
+    found = export.export_plan(plan, models.load("mixtral-8x7b"), "megatron").unexpressed
+    assert [item.what for item in found] == ["--expert-imbalance 1.5"] * (ep - 1)
+
+
 def test_a_switch_that_is_off_is_named_as_one():
     plan = {"tp": 2, "dp": 4, "global_batch": 8, "zero": 2, "recompute": "none"}
     for to, on in (("torchtitan", False), ("deepspeed", True)):
@@ -582,12 +615,58 @@ def test_torchtitan_converts_linear_layers_and_experts_apart(name, experts):
 
 def test_megatron_fsdp_is_told_its_format_of_checkpoints_and_its_order_of_ranks():
     plan = {"pp": 2, "dp": 4, "global_batch": 8, "recompute": "none", **STAGES_INSIDE}
-    one, three = (export.export_plan({**plan, "zero": z}, LLAMA, "megatron") for z in (1, 3))
-    assert "--use-tp-pp-dp-mapping" in one.text
-    assert "--ckpt-format" not in one.text
-    assert "--use-tp-pp-dp-mapping" not in three.text
-    assert "--ckpt-format fsdp_dtensor" in three.text
-    assert "--rank-order" in {item.what.split()[0] for item in three.unexpressed}
+    for zero in range(4):
+        found = export.export_plan({**plan, "zero": zero}, LLAMA, "megatron")
+        assert ("--use-tp-pp-dp-mapping" in found.text) == (zero < 2)
+        assert ("--ckpt-format fsdp_dtensor" in found.text) == (zero >= 2)
+        named = {item.what.split()[0] for item in found.unexpressed}
+        assert ("--rank-order" in named) == (zero >= 2)
+
+
+SHARED, OFFLOADED, FSDP = (
+    f"--{name}"
+    for name in ("use-distributed-optimizer", "optimizer-cpu-offload", "use-megatron-fsdp")
+)
+
+
+@pytest.mark.parametrize(
+    ("plan", "switches", "instances"),
+    [
+        ({"dp": 8}, set(), None),
+        ({"dp": 8, "zero": 1}, {SHARED}, None),
+        ({"dp": 8, "zero": 1, "shard": 4}, {SHARED}, ["2"]),
+        ({"dp": 8, "zero": 2}, {SHARED, FSDP}, None),
+        ({"dp": 8, "zero": 3, "shard": 2}, {SHARED, FSDP}, ["4"]),
+        ({"dp": 8, "zero": 1, "offload_optimizer": True}, {SHARED, OFFLOADED}, None),
+        ({"dp": 8, "zero": 3, "offload_optimizer": True}, {SHARED, FSDP}, None),
+        ({"tp": 2, "zero": 1}, set(), None),
+        ({"tp": 2, "zero": 1, "offload_optimizer": True}, {SHARED, OFFLOADED}, None),
+    ],
+)
+def test_where_megatron_keeps_the_state_of_the_optimiser(plan, switches, instances):
+    given = {"global_batch": 8, "recompute": "none", **plan}
+    said = options_of(export.export_plan(given, LLAMA, "megatron").text)
+    assert {SHARED, OFFLOADED, FSDP} & set(said) == switches
+    assert said.get("--num-distributed-optimizer-instances") == instances
+
+
+@pytest.mark.parametrize(
+    ("widths", "reduced"),
+    [
+        ({"tp": 4, "etp": 1, "ep": 4}, False),
+        ({"tp": 4, "etp": 1, "ep": 2}, True),  # two devices have the same experts
+        ({"tp": 4}, False),
+        ({"tp": 2, "dp": 2}, True),
+        ({"tp": 2, "cp": 2}, True),
+        ({"dp": 2, "cp": 2}, True),
+    ],
+)
+def test_gradients_are_reduced_where_two_devices_have_the_same_weights(widths, reduced):
+    plan = {"global_batch": 8, "recompute": "none", **widths}
+    for name in ("mixtral-8x7b", "llama2-7b"):
+        if name == "mixtral-8x7b" or "ep" not in widths:
+            text = export.export_plan(plan, models.load(name), "megatron").text
+            assert ("--overlap-grad-reduce" in text) == reduced
 
 
 STAGES_INSIDE = {"rank_order": "stages-inside"}

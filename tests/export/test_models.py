@@ -22,6 +22,7 @@ QUICK = (
     *("deepseek-v3", "deepseek-v2-lite", "qwen3-8b", "qwen3-30b-a3b", "mixtral-8x22b"),
     *("gpt-oss-20b", "gemma2-9b", "gemma3-1b", "glm-4.5-air", "olmo2-7b"),
 )
+STRETCHED = {"scaling": "llama3", "factor": 8.0}
 PLAN = {"tp": 1, "dp": 8, "zero": 3, "global_batch": 8, "recompute": "none"}
 
 
@@ -146,6 +147,64 @@ def test_rotated_share_of_a_head_for_megatron(name, share):
     assert "--sequence-parallel" not in flags  # one tensor-parallel device has all rows
 
 
+@pytest.mark.parametrize(
+    ("top_k", "normalised", "scores", "before"),
+    [
+        (2, True, "softmax", False),
+        (2, False, "softmax", True),
+        (1, True, "softmax", True),  # Megatron-Core refuses the softmax of one score
+        (1, False, "softmax", True),
+        (1, True, "sigmoid", False),
+        (2, False, "sigmoid", False),
+    ],
+)
+def test_the_softmax_of_a_router_for_megatron(top_k, normalised, scores, before):
+    model = models.load("mixtral-8x7b")
+    moe = model.moe.replace(top_k=top_k, scores_normalised=normalised, scores=scores)
+    for format_, name in (
+        ("megatron", "--moe-router-pre-softmax"),
+        ("bridge", "model.moe_router_pre_softmax=true"),
+    ):
+        text = export.export_plan(PLAN, model.replace(moe=moe), format_).text
+        assert (name in text) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("gpt2-small", {}, {"normalization": ["LayerNorm"], "max-position-embeddings": ["1024"]}),
+        ("gpt2-small", {"max_positions": 4096}, {"max-position-embeddings": ["4096"]}),
+        ("llama3-8b", {"max_positions": None, "seq": 8192}, {"max-position-embeddings": ["8192"]}),
+        ("llama3-8b", {}, {"normalization": ["RMSNorm"], "use-rope-scaling": None}),
+        ("llama3-8b", {"rotary": {}}, {"rotary-percent": None, "rope-scaling-factor": None}),
+        ("llama3-8b", {"rotary": {"share": 0.5}}, {"rotary-percent": ["0.5"]}),
+        (
+            "llama3-8b",
+            {"rotary": STRETCHED},
+            {"use-rope-scaling": [], "rope-scaling-factor": ["8.0"], "rotary-percent": None},
+        ),
+        ("llama3-8b", {"window": 64}, {"window-attn-skip-freq": None}),
+        (
+            "llama3-8b",
+            {"window": 64, "layers": 4, "full_attention_layers": (0, 1, 2, 3)},
+            {"window-size": ["63,0"], "window-attn-skip-freq": ["([0]*4)"]},
+        ),
+    ],
+)
+def test_options_of_a_model_for_megatron(name, changes, said):
+    model = models.load(name).replace(**changes)
+    flags = options_of(export.export_plan(PLAN, model, "megatron").text)
+    assert {key: flags.get(f"--{key}") for key in said} == said
+
+
+@pytest.mark.parametrize(("kv_heads", "groups"), [(None, None), (32, None), (8, ["8"])])
+def test_groups_of_queries_for_megatron(kv_heads, groups):
+    model = models.load("llama2-7b").replace(kv_heads=kv_heads)
+    flags = options_of(export.export_plan(PLAN, model, "megatron").text)
+    assert flags.get("--num-query-groups") == groups
+    assert ("--group-query-attention" in flags) == (groups is not None)
+
+
 def test_windows_and_sinks_for_megatron():
     flags = options_of(export.export_plan(PLAN, of("gpt-oss-20b"), "megatron").text)
     assert (flags["--window-size"], flags["--window-attn-skip-freq"]) == (["127,0"], ["2"])
@@ -198,11 +257,11 @@ def test_recipes_flavours_and_files_of_frameworks():
 
 def test_decoders_of_maxtext():
     lacking = {}
-    for name in ("llama3-8b", "deepseek-v3", "bert-large"):
+    for name in ("llama3-8b", "deepseek-v3", "bert-large", "t5-small", "vit-b16"):
         found = export.export_plan(PLAN, models.load(name), "maxtext")
         lacking[name] = [item.why for item in found.unexpressed if "architecture" in item.what]
     assert lacking["llama3-8b"] == lacking["deepseek-v3"] == []
-    assert lacking["bert-large"] == ["MaxText has decoders of text"]
+    assert all(lacking[name] == ["MaxText has decoders of text"] for name in list(lacking)[2:])
     for positions in (4096, None):
         turned = {"scaling": "yarn", "factor": 8.0, "original_positions": positions}
         own = models.load("llama3-8b").replace(hidden=1024, rotary=turned)
@@ -211,7 +270,6 @@ def test_decoders_of_maxtext():
         assert said.get("original_max_position_embeddings") == (positions and str(positions))
 
 
-STRETCHED = {"scaling": "llama3", "factor": 8.0}
 ALL_BIASES = {"qkv_bias": True, "out_bias": True, "ffn_bias": True}
 
 
@@ -260,6 +318,66 @@ def test_megatron_has_biases_of_all_projections_or_none_or_of_queries_keys_and_v
     said = {"--disable-bias-linear", "--add-qkv-bias"} & set(options_of(found.text))
     assert found.complete == complete
     assert said == (set() if flag is None else {flag, "--disable-bias-linear"})
+
+
+TURNED = {"rope_type": "default", "rope_factor": None}
+NO_GROUPS = {"n_routing_groups": None, "topk_routing_group": None, "capacity_factor": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "lacking", "said"),
+    [
+        ("gpt2-small", {}, [], {"decoder_block": "gpt3", "mlp_activations": '["gelu"]'}),
+        ("llama3-8b", {}, [], {"mlp_activations": '["silu","linear"]', "use_qk_norm": "False"}),
+        ("llama3-8b", {}, [], {"base_num_kv_heads": "8", "base_num_query_heads": "32"}),
+        (
+            "gpt2-small",
+            {"positions": "alibi", "max_positions": None},
+            ["architecture", "bias of the output", "bias of the feed-forward"],
+            {"decoder_block": "llama2"},
+        ),
+        ("llama2-7b", {"out_bias": True}, ["bias of the output"], {"attention_bias": "False"}),
+        ("llama2-7b", {"ffn_bias": True}, ["bias of the feed-forward"], {"mlp_bias": "True"}),
+        ("llama3-8b", {"rotary": {"base": 1e6}}, [], {"rope_max_timescale": "1000000.0", **TURNED}),
+        (
+            "llama3-8b",
+            {"rotary": {"scaling": "linear", "factor": 2.0}},
+            ["rotary scaling linear"],
+            {"rope_type": "default", "rope_factor": "2.0"},
+        ),
+        ("llama3-8b", {"rotary": {"share": 0.5}}, ["rotary share 0.5"], TURNED),
+        ("llama3-8b", {"rotary": STRETCHED}, [], {"rope_type": "llama3.1", "rope_factor": "8.0"}),
+        (
+            "gpt-oss-20b",
+            {"full_attention_layers": (1, 3)},
+            [],
+            {"sliding_window_size": "128", "inhomogeneous_layer_cycle_interval": "2"},
+        ),
+        ("gpt-oss-20b", {"full_attention_layers": (1, 3)}, [], {"routed_bias": "True"}),
+        ("gpt-oss-20b", {"full_attention_layers": (0, 2)}, ["layers with full attention"], {}),
+        ("gpt-oss-20b", {"full_attention_layers": ()}, ["layers with full attention"], {}),
+        ("mixtral-8x22b", {}, [], {"decoder_block": "mixtral", "sliding_window_size": None}),
+        ("mixtral-8x22b", {}, [], NO_GROUPS),
+        ("deepseek-v3", {}, [], {"n_routing_groups": "8", "topk_routing_group": "4"}),
+        ("deepseek-v3", {}, [], {"q_lora_rank": "1536", "routed_bias": "True"}),
+    ],
+)
+def test_settings_of_a_model_that_maxtext_has_no_file_of(name, changes, lacking, said):
+    model = (of(name) if name in CONFIGURATIONS else models.load(name)).replace(layers=4, **changes)
+    found = export.export_plan({**PLAN, "recompute": "full"}, model, "maxtext")
+    settings = settings_of(found.text)
+    assert {key: settings.get(key) for key in said} == said
+    assert len(found.unexpressed) == len(lacking)
+    for item, what in zip(found.unexpressed, lacking, strict=True):
+        assert item.what.startswith(f"{model.name}: {what}")
+
+
+def test_capacity_of_experts_is_written_where_a_model_has_one():
+    model = of("mixtral-8x22b").replace(layers=4)
+    limited = model.replace(moe=model.moe.replace(capacity_factor=1.25))
+    for format_, name in (("maxtext", "capacity_factor"), ("megatron", "capacity-factor")):
+        texts = [export.export_plan(PLAN, m, format_).text for m in (model, limited)]
+        assert [name in text for text in texts] == [False, True]
 
 
 def test_norms_without_a_bias_are_what_megatron_lacks():

@@ -10,6 +10,7 @@ import pytest
 import phaze_fast as pf
 from phaze_fast import models
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.export.chakra import _framed
 from phaze_fast.export.kineto import Profile, compare_profile, read_profile
 from phaze_fast.export.perfetto import layer_trace, step_trace
 from phaze_fast.export.ranks import Ranks, stage_layers
@@ -297,6 +298,13 @@ def test_chakra_traces_of_a_thousand_ranks(tmp_path):
     assert len(trace.write(tmp_path)) == 1025
     with pytest.raises(InvalidInputError, match="rank: 1024 is not accepted"):
         list(trace.nodes(1024))
+
+
+@pytest.mark.parametrize(
+    ("length", "head"), [(0, b"\0"), (1, b"\1"), (127, b"\x7f"), (128, b"\x80\1"), (300, b"\xac\2")]
+)
+def test_a_message_is_preceded_by_its_length_in_as_few_bytes_as_it_takes(length, head):
+    assert _framed(b"x" * length) == head + b"x" * length
 
 
 @pytest.mark.parametrize("ranks", [(-1, 3), (3, 32)])
