@@ -166,7 +166,7 @@ def write_bridge(request: Request) -> tuple[str, list[Unexpressed]]:
     names, model = flag_names("bridge"), request.model
     (recipe, remark), shipped = _recipe(model), shipped_name(model, "bridge") is not None
     terms, missing = _plan_terms(request)
-    missing += [] if shipped else missing_model(request, any_activation=True)
+    missing += missing_model(request, any_activation=True)
     of_model = model_terms(model, terms["seq"])
     terms["gradients_fp32"] = not terms.pop("gradients_bf16", False)
     terms["dataset_seq"] = terms["seq"]

@@ -339,7 +339,9 @@ def field_value(model: TransformerModel, path: str) -> Any:
 
 
 def has_fields(model: TransformerModel, fields: Mapping[str, Any]) -> bool:
-    """Whether a model has these values of fields; ``given`` stands for any value but None.
+    """Whether a model has these values of fields.
+
+    ``given`` stands for any value but None, a mapping ``any`` for one of several values.
 
     Examples
     --------
@@ -349,7 +351,11 @@ def has_fields(model: TransformerModel, fields: Mapping[str, Any]) -> bool:
     """
     for path, wanted in fields.items():
         value = field_value(model, path)
-        if (value is None) if wanted == "given" else (value != wanted):
+        if isinstance(wanted, Mapping):
+            fits = value in wanted["any"]
+        else:
+            fits = value is not None if wanted == "given" else value == wanted
+        if not fits:
             return False
     return True
 

@@ -11,7 +11,7 @@ from golden_files import GOLDEN
 import phaze_fast as pf
 from phaze_fast import export, models
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.export.request import options_of, settings_of
+from phaze_fast.export.request import options_of, settings_of, shipped_name
 
 CONFIGURATIONS = {
     entry["name"]: entry["config"]
@@ -255,6 +255,44 @@ def test_recipes_flavours_and_files_of_frameworks():
     assert settings["model.mtp_num_layers"] == "1"
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("llama2-7b", {"kv_heads": 8}),
+        ("llama3-8b", {"head_dim": 64}),
+        ("llama3-8b", {"parallel": "one-norm"}),
+        ("llama3-8b", {"dropout": True}),
+        ("llama3-8b", {"rotary": {**STRETCHED, "scaling": "yarn"}}),
+        ("qwen3-8b", {"rotary": STRETCHED}),
+        ("qwen3-30b-a3b", {"window": 1024}),
+        ("gpt-oss-20b", {"out_bias": False}),
+        ("deepseek-v3", {"qkv_bias": True}),
+        ("deepseek-v3", {"mtp_layers": 1}),
+    ],
+)
+def test_a_model_that_differs_from_that_of_a_framework_has_not_its_name(name, changes):
+    formats = ("torchtitan", "maxtext", "bridge")
+    model = models.load(name)
+    assert any(shipped_name(model, format_) for format_ in formats)
+    changed = model.replace(**changes)
+    assert [shipped_name(changed, format_) for format_ in formats] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "rotary"),
+    [
+        ("llama3-8b", STRETCHED),
+        ("deepseek-v3", {**STRETCHED, "scaling": "yarn"}),
+        ("gpt-oss-20b", {**STRETCHED, "scaling": "yarn"}),
+    ],
+)
+def test_rotary_embeddings_of_a_framework_s_model_may_be_scaled_as_it_does(name, rotary):
+    changed = models.load(name).replace(rotary=rotary)
+    own = shipped_name(models.load(name), "maxtext")
+    assert own is not None
+    assert shipped_name(changed, "maxtext") == own
+
+
 def test_decoders_of_maxtext():
     lacking = {}
     for name in ("llama3-8b", "deepseek-v3", "bert-large", "t5-small", "vit-b16"):
@@ -283,7 +321,7 @@ ALL_BIASES = {"qkv_bias": True, "out_bias": True, "ffn_bias": True}
         ("llama2-7b", {"activation": "relu"}, ["gated relu"], 0),
         ("llama2-7b", {"activation": "gelu", "gated": False}, [], 0),
         ("llama3-8b", {"rotary": STRETCHED, "layers": 4}, [], 0),
-        ("llama3-8b", {"rotary": {**STRETCHED, "scaling": "yarn"}}, ["rotary scaling yarn"], 0),
+        ("llama3-8b", {"rotary": {**STRETCHED, "scaling": "yarn"}}, ["rotary scaling yarn"], 1),
         ("deepseek-v3", {"rotary": STRETCHED, "layers": 4}, ["rotary scaling llama3"], 1),
         ("deepseek-v3", {"rotary": {**STRETCHED, "scaling": "yarn"}}, [], 0),
         ("deepseek-v3", {"qkv_bias": True, "layers": 4}, ["qkv_bias True, out_bias False, ffn"], 1),
