@@ -8,7 +8,7 @@ from search_cases import random_case, some_chips
 import phaze_fast as pf
 from phaze_fast.explore.candidates import CandidateTable
 
-WIDTHS = ("tp", "pp", "dp", "cp", "ep", "zero", "micro_batch", "schedule", "recompute")
+WIDTHS = ("tp", "pp", "dp", "cp", "ep", "zero", "micro_batch", "schedule", "recompute", "devices")
 
 
 @pytest.mark.parametrize("seed", [39, 69, 96])  # equal times: less memory wins; ties of ZeRO
