@@ -103,6 +103,11 @@ def test_widths_that_replace_those_of_a_plan_drop_what_belonged_to_them(document
     wider, dropped = given.overridden({"pp": 4, "dp": 1})
     assert (wider.pp, wider.stages, wider.shard) == (4, None, None)
     assert [line.split(":")[0] for line in dropped] == ["stages", "shard"]
+    even = given.replace(stages=None, shard=None)
+    assert even.overridden({"pp": 4, "dp": 1})[1] == []
+    stages = (*given.stages[:-1], given.stages[-1] - 4, 1, 1, 1, 1)
+    divided, dropped = even.overridden({"pp": 4, "vpp": 2, "dp": 1, "stages": stages})
+    assert (divided.stages, dropped) == (stages, [])
     assert (given.vpp, given.overridden({"schedule": "1f1b"})[0].vpp) == (2, 1)
     modes = given.replace(recompute=("none", "full"))
     assert modes.overridden({"pp": 4, "dp": 1})[0].recompute == "auto"
