@@ -374,11 +374,12 @@ def changed(record: T, **changes: object) -> T:
     It takes a tenth of the time of `dataclasses.replace`.
     """
     copy = object.__new__(type(record))
-    own = record.__dict__
-    values = {**own, **changes}
-    if len(values) != len(own):
+    values = copy.__dict__
+    values.update(record.__dict__)
+    count = len(values)
+    values.update(changes)
+    if len(values) != count:
         raise TypeError(f"{type(record).__name__} has no field {', '.join(changes)}")
-    copy.__dict__.update(values)
     return copy
 
 

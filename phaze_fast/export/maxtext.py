@@ -69,7 +69,7 @@ def write_maxtext(request: Request) -> tuple[str, list[Unexpressed]]:
     """Write a plan as a command that runs MaxText on synthetic data."""
     names, spec, model = flag_names("maxtext"), request.spec, request.model
     own = shipped_name(model, "maxtext")
-    missing = _missing(request, names) + ([] if own else _missing_model(request, names))
+    missing = _missing(request, names) + _missing_model(request, names)
     sharded = spec.zero >= 2
     shared = spec.shard or spec.dp
     ep = spec.ep if shared % spec.ep == 0 else 1

@@ -266,6 +266,7 @@ def test_recipes_flavours_and_files_of_frameworks():
         ("qwen3-8b", {"rotary": STRETCHED}),
         ("qwen3-30b-a3b", {"window": 1024}),
         ("gpt-oss-20b", {"out_bias": False}),
+        ("gpt-oss-20b", {"full_attention_layers": (1, 5)}),
         ("deepseek-v3", {"qkv_bias": True}),
         ("deepseek-v3", {"mtp_layers": 1}),
     ],
