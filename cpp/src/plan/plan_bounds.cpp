@@ -396,7 +396,7 @@ class InterleavedStages {
 
  private:
   const LayoutRecord& layout_;
-  const std::vector<double>& message_s_;
+  std::span<const double> message_s_;
   const StageCapacities& capacities_;
   const StepTotals& totals_;
   Held held_;

@@ -143,7 +143,7 @@ void PlanEstimator::list_rows() {
     if (same == sizes_.end()) sizes_.push_back({of, &layout, columns_++, {}, 0.0});
     const auto same_messages = [&](const Row& other) {
       return other.layout->wrap_s == layout.wrap_s &&
-             (other.costs == &costs ||
+             (other.costs->message_s.data() == costs.message_s.data() ||
               std::equal(costs.message_s.begin(), costs.message_s.begin() + stages_,
                          other.costs->message_s.begin()));
     };

@@ -4,9 +4,8 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <map>
 #include <numeric>
-#include <tuple>
+#include <unordered_map>
 
 #include "base/numbers.hpp"
 #include "phaze/collective.hpp"
@@ -82,6 +81,12 @@ bool same_costs(const LayerKindRecord& a, const LayerKindRecord& b) noexcept {
          a.boundary == b.boundary;
 }
 
+// From a device to that of the next replica.
+std::int64_t apart_of(const LayoutRecord& l, std::int64_t inner) noexcept {
+  return l.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside) ? inner
+                                                                               : inner * l.pp;
+}
+
 bool known_schedule(std::int32_t code) noexcept {
   return code >= 0 && code < kPipelineScheduleCount;
 }
@@ -93,7 +98,7 @@ Status PlanSpaceImpl::build(const PlanProblem& problem, std::span<const double> 
   const Status status = take_model(problem);
   if (status != Status::kOk) return status;
   const Status laid = take_layouts(problem);
-  prices_.clear();
+  prices_ = {};
   if (laid != Status::kOk) return laid;
   bounds.memory_limits.assign(usable_bytes.begin(), usable_bytes.end());
   if (fits.size() != layouts.size() * bounds.memory_limits.size()) return Status::kBadRules;
@@ -137,6 +142,9 @@ Status PlanSpaceImpl::take_model(const PlanProblem& problem) {
     copy.frozen_parameters += strategies[s].copied_frozen;
     copy.more_state_bytes += strategies[s].copied_state_bytes;
     sizes.push_back(copy);
+    by_work.push_back(std::any_of(order.begin(), order.end(), [&](std::int32_t kind) {
+      return problem.sizes[s * at(kinds) + at(kind)].stage_work > 0.0;
+    }));
   }
   for (std::size_t e = 0; e < problem.edge_from.size(); ++e) {
     if (problem.edge_from[e] < 0 || problem.edge_to[e] >= layers ||
@@ -233,8 +241,7 @@ std::vector<std::int32_t> PlanSpaceImpl::priced_as() const {
 }
 
 Status PlanSpaceImpl::take_layouts(const PlanProblem& problem) {
-  using Key = std::tuple<std::int32_t, std::int64_t, std::int64_t, std::int32_t, std::int32_t,
-                         std::int32_t, bool>;
+  using Key = std::array<std::int64_t, 6>;
   const std::vector<std::int32_t> strategy_of = priced_as();
   const auto key_of = [&](const LayoutRecord& l) {
     const std::int32_t stages = l.rank_order || bidirectional(l) ? l.pp : 0;
@@ -242,16 +249,15 @@ Status PlanSpaceImpl::take_layouts(const PlanProblem& problem) {
                l.dp,
                sharing_replicas(l),
                l.zero,
-               l.rank_order,
-               stages,
-               bidirectional(l)};
+               2 * l.rank_order + (bidirectional(l) ? 1 : 0),
+               stages};
   };
   // Layouts that are not adjacent may also share costs; most have those of the previous one.
   struct Shared {
     std::int32_t most_stages = 0;
     std::int32_t costs = -1;
   };
-  std::map<Key, Shared> shared;
+  std::unordered_map<Key, Shared, HashOfWords<6>> shared;
   std::vector<Shared*> own(problem.layouts.size());
   std::int32_t last = 0;
   Key key_before{};
@@ -299,47 +305,67 @@ PricedLayout PlanSpaceImpl::priced_layout(const LayoutRecord& l, std::int32_t co
   return layout;
 }
 
-double PlanSpaceImpl::collective_s(int op, double bytes, std::int64_t ranks, std::int64_t stride,
-                                   std::int64_t outer, std::int64_t outer_stride, Status* status) {
-  if (ranks * outer <= 1 || bytes <= 0.0) return 0.0;
-  const GroupPrices::Key key =
-      GroupPrices::key_of(op, bytes, {ranks, stride, outer, outer > 1 ? outer_stride : 0});
-  if (const double* known_s = prices_.find(key)) return *known_s;
-  const CollectiveResult found =
-      collective(fabric, static_cast<CollectiveOp>(op), bytes,
-                 GroupShape{ranks, stride, outer, outer > 1 ? outer_stride : 0});
+PricedGroup PlanSpaceImpl::priced_group(std::int64_t ranks, std::int64_t stride, std::int64_t outer,
+                                        std::int64_t outer_stride) {
+  const GroupShape shape{ranks, stride, outer, outer > 1 ? outer_stride : 0};
+  return {shape, &prices_.collectives[{ranks, stride, outer, shape.outer_stride}]};
+}
+
+double PlanSpaceImpl::collective_s(CollectiveOp op, double bytes, const PricedGroup& group,
+                                   Status* status) const {
+  if (group.shape.ranks * group.shape.outer_ranks <= 1 || bytes <= 0.0) return 0.0;
+  for (const GroupPrices::Price& own : *group.prices) {
+    if (own.op == op && own.bytes == bytes) return own.time_s;
+  }
+  const CollectiveResult found = collective(fabric, op, bytes, group.shape);
   if (found.status != Status::kOk) {
     *status = found.status;
     return kInfinite;
   }
-  return prices_.add(key, found.time_s);
+  group.prices->push_back({op, bytes, found.time_s});
+  return found.time_s;
+}
+
+// Gradients and weights of a layer are exchanged among all devices with the same ones:
+// context-parallel devices of all replicas; for an expert, the devices of the stage that have that
+// expert. If groups of replicas shard state, gradients are reduced inside each group, and then the
+// shards of a device are summed over all groups, once per step.
+ExchangeGroups PlanSpaceImpl::exchange_groups(const LayoutRecord& layout) {
+  const StrategyRecord& s = strategies[at(layout.strategy)];
+  const std::int64_t inner = s.tp * s.cp;
+  const std::int64_t apart = apart_of(layout, inner);
+  const std::int64_t sharing = sharing_replicas(layout);
+  const std::int64_t copies_apart = s.etp * s.ep;  // of an expert, counted in devices of the stage
+  const std::int64_t holders = inner * sharing / copies_apart;
+  const GroupShape experts = folded_group(holders, copies_apart, inner, apart);
+  return {priced_group(s.cp, s.tp, sharing, apart),
+          priced_group(experts.ranks, experts.stride, experts.outer_ranks, experts.outer_stride),
+          priced_group(layout.dp / sharing, apart * sharing, 1, 0), holders};
 }
 
 Status PlanSpaceImpl::add_layout_costs(const LayoutRecord& layout, int most_stages) {
   const StrategyRecord& s = strategies[at(layout.strategy)];
   LayoutCosts costs(kinds);
   const std::int64_t inner = s.tp * s.cp;
-  const bool replicas_inside =
-      layout.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
   const std::int64_t sharing = sharing_replicas(layout);
   costs.shards = static_cast<double>(sharing * s.cp);
   costs.copies = static_cast<double>(layout.dp / sharing);
   Status status = Status::kOk;
-  const std::int64_t apart = replicas_inside ? inner : inner * layout.pp;
-  costs.bucket_s = collective_s(static_cast<int>(CollectiveOp::kAllReduce), training.bucket_bytes,
-                                s.cp, s.tp, layout.dp, apart, &status);
-  for (int kind = 0; kind <= kinds; ++kind) add_kind(layout, kind, &costs, &status);
+  const PricedGroup replicas = priced_group(s.cp, s.tp, layout.dp, apart_of(layout, inner));
+  costs.bucket_s = collective_s(CollectiveOp::kAllReduce, training.bucket_bytes, replicas, &status);
+  const ExchangeGroups groups = exchange_groups(layout);
+  for (int kind = 0; kind <= kinds; ++kind) add_kind(layout, kind, groups, &costs, &status);
   // Layouts that differ in what replicas share have the same messages.
   const MessageShape shape{
       s.message_bytes, inner, layout.dp, layout.rank_order, layout.rank_order != 0 ? layout.pp : 0,
       most_stages};
   LastMessages& last = last_messages_[at(layout.rank_order)];
   if (last.shape != shape) {
-    last.shape = shape;
-    last.message_s.assign(at(most_stages), 0.0);
+    std::vector<double>& own = messages.emplace_back(at(most_stages), 0.0);
     for (int k = 1; k < most_stages; ++k) {
-      last.message_s[at(k)] = message_s(layout, s.message_bytes, k - 1, k, &status);
+      own[at(k)] = message_s(layout, s.message_bytes, k - 1, k, &status);
     }
+    last = {shape, own};
   }
   costs.message_s = last.message_s;
   layout_costs.push_back(std::move(costs));
@@ -372,38 +398,22 @@ void PlanSpaceImpl::add_kind_bytes(const LayoutRecord& layout, int kind, const L
   costs->step_share[k] = zero >= 1 && p.trained > 0.0 ? p.shared_trained / p.trained : 1.0;
 }
 
-// Gradients and weights of a layer are exchanged among all devices with the same ones:
-// context-parallel devices of all replicas; for an expert, the devices of the stage that have that
-// expert. If groups of replicas shard state, gradients are reduced inside each group, and then the
-// shards of a device are summed over all groups, once per step.
-void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, LayoutCosts* costs,
-                             Status* status) {
+void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, const ExchangeGroups& groups,
+                             LayoutCosts* costs, Status* status) {
   const StrategyRecord& s = strategies[at(layout.strategy)];
   const LayerKindRecord& size = size_of(layout.strategy, kind);
-  const std::int64_t inner = s.tp * s.cp;
-  const bool replicas_inside =
-      layout.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
-  const std::int64_t apart = replicas_inside ? inner : inner * layout.pp;
-  const std::int64_t sharing = sharing_replicas(layout);
   const LayerParameters p = layer_parameters(size, costs->shards, expert_spread(s));
   add_kind_bytes(layout, kind, p, costs);
   const double experts = size.expert_parameters - size.frozen_experts;  // that are trained
   const double dense = p.trained - experts;
-  const std::int64_t copies_apart = s.etp * s.ep;  // of an expert, counted in devices of the stage
-  const std::int64_t holders = inner * sharing / copies_apart;
-  const GroupShape expert_group = folded_group(holders, copies_apart, inner, apart);
   const auto seconds = [&](CollectiveOp op, double bytes, double all, double in_experts) {
-    const int code = static_cast<int>(op);
-    const GroupShape& g = expert_group;
-    return collective_s(code, bytes * (all - in_experts), s.cp, s.tp, sharing, apart, status) +
-           collective_s(code, bytes * in_experts, g.ranks, g.stride, g.outer_ranks, g.outer_stride,
-                        status);
+    return collective_s(op, bytes * (all - in_experts), groups.dense, status) +
+           collective_s(op, bytes * in_experts, groups.experts, status);
   };
   const int zero = layout.zero;
-  const auto across = [&](double parameters, std::int64_t sharing_devices) {
-    const double share = parameters / static_cast<double>(sharing_devices);
-    return collective_s(static_cast<int>(CollectiveOp::kAllReduce), training.gradient_bytes * share,
-                        layout.dp / sharing, apart * sharing, 1, 0, status);
+  const auto across = [&](double parameters, double sharing_devices) {
+    const double bytes = training.gradient_bytes * (parameters / sharing_devices);
+    return collective_s(CollectiveOp::kAllReduce, bytes, groups.copies, status);
   };
   double weights_s = 0.0;  // ZeRO 3 gathers all weights, others those that the step has changed
   if (zero >= 3) {
@@ -422,14 +432,13 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, LayoutCosts* 
     const double bytes = training.gradient_bytes * (zero >= 1 ? p.shared_trained : p.trained);
     paired_s = 2.0 * message_s(layout, bytes / 2.0, 0, layout.pp - 1, status);
   }
-  costs->sync_s[at(kind)] =
-      reduced_s + across(dense, sharing * s.cp) + across(experts, holders) + paired_s;
+  costs->sync_s[at(kind)] = reduced_s + across(dense, costs->shards) +
+                            across(experts, static_cast<double>(groups.expert_holders)) + paired_s;
   costs->each_s[at(kind)] = zero >= 2 ? reduced_s : 0.0;
   costs->fetch_s[at(kind)] = zero >= 3 ? weights_s : 0.0;
   double step_s = 0.0;
   if (zero == 1 || zero == 2) {
-    const std::int64_t slices = sharing * s.cp;
-    step_s = weights_s + (slices > 1 ? size.slice_s * static_cast<double>(slices) : 0.0);
+    step_s = weights_s + (costs->shards > 1.0 ? size.slice_s * costs->shards : 0.0);
   }
   if (zero >= 3 && size.step_gather_bytes > 0.0) {
     step_s =
@@ -487,9 +496,9 @@ double PlanSpaceImpl::message_s(const LayoutRecord& layout, double bytes, int fr
   const std::int64_t apart = runs > 1 ? inner * layout.pp : 0;  // from block to block of a stage
   const std::int64_t distance = std::abs(to - from) * block;
   const std::int64_t first = std::min(from, to) * block;
-  const GroupPrices::Key key =
-      GroupPrices::key_of(-1 - static_cast<int>(runs), bytes, {first, block, distance, apart});
-  if (const double* known_s = prices_.find(key)) return *known_s;
+  const auto [known, added] = prices_.messages.try_emplace(
+      {first, block, distance, apart, runs, std::bit_cast<std::int64_t>(bytes)}, 0.0);
+  if (!added) return known->second;
   double slowest = 0.0;
   // A message takes the same time in both directions.
   const auto send = [&](std::int64_t rank) {
@@ -510,7 +519,8 @@ double PlanSpaceImpl::message_s(const LayoutRecord& layout, double bytes, int fr
       for (std::int64_t rank = low; rank < low + block; ++rank) send(rank);
     }
   }
-  return *status == Status::kOk ? prices_.add(key, slowest) : slowest;
+  known->second = slowest;
+  return slowest;
 }
 
 std::vector<std::int32_t> cuts_by_work(std::span<const double> work, int stages) {
@@ -543,10 +553,10 @@ std::vector<std::int32_t> cuts_by_work(std::span<const double> work, int stages)
 
 std::vector<std::int32_t> PlanSpaceImpl::cuts_of_software(const LayoutRecord& layout) const {
   if (layout.pp == 1 || layout.vpp > 1 || layout.pp > layers) return {};
+  if (by_work[at(layout.strategy)] == 0) return {};
   std::vector<double> work;
   for (const std::int32_t kind : order) work.push_back(size_of(layout.strategy, kind).stage_work);
-  const bool divides = std::any_of(work.begin(), work.end(), [](double own) { return own > 0.0; });
-  return divides ? cuts_by_work(work, layout.pp) : std::vector<std::int32_t>{};
+  return cuts_by_work(work, layout.pp);
 }
 
 }  // namespace phaze

@@ -6,6 +6,7 @@
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <span>
 #include <unordered_map>
@@ -78,10 +79,10 @@ struct LayoutCosts {
   std::span<double> step_bytes;    // that the optimiser moves to and from HBM
   std::span<double> step_share;    // of the optimiser's products that a device computes
   std::span<double> shared_s;      // to gather weights after the step
-  std::vector<double> message_s;   // from stage k - 1 to stage k; entry 0 is not used
-  double bucket_s = 0.0;           // of the gradients that are synchronised last
-  double shards = 1.0;             // devices that shard state
-  double copies = 1.0;             // replicas of that state
+  std::span<const double> message_s;  // from stage k - 1 to stage k; entry 0 is not used
+  double bucket_s = 0.0;              // of the gradients that are synchronised last
+  double shards = 1.0;                // devices that shard state
+  double copies = 1.0;                // replicas of that state
 
  private:
   std::vector<double> values_;
@@ -154,37 +155,38 @@ struct LayoutBounds {
   std::vector<std::vector<BoundLine>> fitting_lines;  // of each of those
 };
 
+template <std::size_t N>
+struct HashOfWords {
+  std::size_t operator()(const std::array<std::int64_t, N>& words) const noexcept {
+    std::uint64_t hash = 0;
+    for (const std::int64_t word : words) hash = mixed(hash, static_cast<std::uint64_t>(word));
+    return static_cast<std::size_t>(hash);
+  }
+};
+
 // Seconds of the collectives and messages of a space while it is built: many layouts have groups of
-// the same shape.
-class GroupPrices {
- public:
-  // What is sent (bytes), by which collective, and four numbers that describe the ranks.
-  using Key = std::array<std::uint64_t, 6>;
-
-  static Key key_of(int op, double bytes, const std::array<std::int64_t, 4>& ranks) noexcept {
-    Key key{static_cast<std::uint64_t>(op), std::bit_cast<std::uint64_t>(bytes)};
-    for (std::size_t k = 0; k < 4; ++k) key[k + 2] = static_cast<std::uint64_t>(ranks[k]);
-    return key;
-  }
-  const double* find(const Key& key) const {
-    const auto known = seconds_.find(key);
-    return known == seconds_.end() ? nullptr : &known->second;
-  }
-  double add(const Key& key, double time_s) {
-    seconds_.emplace(key, time_s);
-    return time_s;
-  }
-  void clear() { seconds_ = {}; }
-
- private:
-  struct Hash {
-    std::size_t operator()(const Key& key) const noexcept {
-      std::uint64_t hash = 0;
-      for (const std::uint64_t part : key) hash = mixed(hash, part);
-      return static_cast<std::size_t>(hash);
-    }
+// the same shape, and a group exchanges few different numbers of bytes.
+struct GroupPrices {
+  struct Price {
+    CollectiveOp op;
+    double bytes, time_s;
   };
-  std::unordered_map<Key, double, Hash> seconds_;
+  std::unordered_map<std::array<std::int64_t, 4>, std::vector<Price>, HashOfWords<4>> collectives;
+  // By the ranks' four numbers, their runs and the bits of the bytes.
+  std::unordered_map<std::array<std::int64_t, 6>, double, HashOfWords<6>> messages;
+};
+
+// A group of ranks and what its collectives are known to take.
+struct PricedGroup {
+  GroupShape shape;
+  std::vector<GroupPrices::Price>* prices;
+};
+
+// The groups that exchange the state of a layout: devices with the same weights, and with the same
+// experts, that share state; devices with the same share of it.
+struct ExchangeGroups {
+  PricedGroup dense, experts, copies;
+  std::int64_t expert_holders;
 };
 
 class BlockCapacity;  // plan_bounds.cpp
@@ -223,7 +225,9 @@ class PlanSpaceImpl {
   std::vector<StrategyRecord> strategies;
   std::vector<LayerKindRecord> sizes;  // [strategy][kind + 1]
   std::vector<CountedBlocks> counted;  // by strategy
+  std::vector<std::uint8_t> by_work;   // by strategy: whether the software divides layers by work
   std::vector<LayoutCosts> layout_costs;
+  std::deque<std::vector<double>> messages;  // that they have
   std::vector<PricedLayout> layouts;
 
   mutable InFlightCache peaks_in_flight;  // a cache: its values do not depend on the caller
@@ -262,7 +266,9 @@ class PlanSpaceImpl {
   Status take_layouts(const PlanProblem& problem);
   PricedLayout priced_layout(const LayoutRecord& layout, std::int32_t costs_at, Status* status);
   Status add_layout_costs(const LayoutRecord& layout, int most_stages);
-  void add_kind(const LayoutRecord& layout, int kind, LayoutCosts* costs, Status* status);
+  ExchangeGroups exchange_groups(const LayoutRecord& layout);
+  void add_kind(const LayoutRecord& layout, int kind, const ExchangeGroups& groups,
+                LayoutCosts* costs, Status* status);
   void add_kind_bytes(const LayoutRecord& layout, int kind, const LayerParameters& p,
                       LayoutCosts* costs) const;
   struct Sender {
@@ -272,8 +278,10 @@ class PlanSpaceImpl {
   Sender highest_sender(std::int64_t low, std::int64_t block, std::int64_t distance) const noexcept;
   bool slower_outward(double bytes) const noexcept;
   double message_s(const LayoutRecord& layout, double bytes, int from, int to, Status* status);
-  double collective_s(int op, double bytes, std::int64_t ranks, std::int64_t stride,
-                      std::int64_t outer, std::int64_t outer_stride, Status* status);
+  PricedGroup priced_group(std::int64_t ranks, std::int64_t stride, std::int64_t outer,
+                           std::int64_t outer_stride);
+  double collective_s(CollectiveOp op, double bytes, const PricedGroup& group,
+                      Status* status) const;
   void add_bounds(std::span<const std::uint8_t> fits);  // plan_bounds.cpp
   CountedBlocks counted_blocks(int strategy) const;
   double most_blocks(const LayoutRecord& layout) const;
@@ -293,7 +301,7 @@ class PlanSpaceImpl {
   };
   struct LastMessages {
     MessageShape shape{};
-    std::vector<double> message_s;
+    std::span<const double> message_s;
   };
   std::array<LastMessages, 2> last_messages_;
 };
