@@ -79,7 +79,7 @@ py::array_t<T> freeze(py::array_t<T> array) {
   return array;
 }
 
-// A read-only array of so many elements, which `fill` writes with the GIL released.
+// A read-only array of `size` elements, which `fill` writes with the GIL released.
 template <typename T, typename Fill>
 py::array_t<T> computed(std::size_t size, const Fill& fill) {
   py::array_t<T> out(static_cast<py::ssize_t>(size));
@@ -123,7 +123,7 @@ py::object result(const char* type, Parts&&... parts) {
   return py::module_::import("phaze_fast._core").attr(type)(std::forward<Parts>(parts)...);
 }
 
-// Names by code, as a tuple.
+// The names of codes 0 to `count` - 1, as a tuple.
 template <typename Code>
 py::tuple names_of(int count, const char* (*name)(Code)) {
   py::tuple names(count);

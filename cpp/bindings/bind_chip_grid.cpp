@@ -52,7 +52,7 @@ py::tuple hand_out(const GridRows& rows) {
   return py::make_tuple(copied(rows.index), copied(rows.chips), copied(rows.area_mm2));
 }
 
-// A grid stored on the C++ side, so that its description is converted once and not per chunk.
+// A grid stored on the C++ side, so that its description is converted once and not in every call.
 class PyGrid {
  public:
   PyGrid(const py::object& base, const Axes& axes, const Ties& ties, bool derive_tensor_local,

@@ -6,7 +6,7 @@
 namespace phaze::bindings {
 namespace {
 
-// The checks of a batch with one row, so that a scalar call can report the fault.
+// Checks of scalar calls, which throw where a batch reports the status of a row.
 CollectiveOp checked_op(int op) {
   if (op < 0 || op >= kCollectiveOpCount) {
     throw InvalidInput("op: " + std::to_string(op) +
@@ -25,7 +25,7 @@ Algorithm checked_algorithm(int algorithm) {
   return static_cast<Algorithm>(algorithm);
 }
 
-// Seconds, algorithms and statuses of so many rows, which `fill` writes with the GIL released.
+// Seconds, algorithms and statuses of `rows` rows, which `fill` writes with the GIL released.
 template <typename Fill>
 py::tuple answered(py::ssize_t rows, const Fill& fill) {
   py::array_t<double> time_s(rows);
@@ -44,7 +44,7 @@ py::tuple batch(const py::object& fabrics, const py::object& fabric, const py::o
                 const py::object& bytes, const py::object& ranks, const py::object& stride,
                 int threads, const py::object& outer_ranks, const py::object& outer_stride) {
   CollectiveQuery query;
-  // Copied: they are checked once and trusted afterwards, with the GIL released.
+  // The fabrics are copied: they are checked once and trusted afterwards, with the GIL released.
   const auto given = view<FabricRecord>(fabrics, "fabrics");
   const std::vector<FabricRecord> copies(given.begin(), given.end());
   query.fabrics = copies;

@@ -120,7 +120,7 @@ struct StageRecord {
   double load_s, memory_bytes, state_bytes, activation_bytes, over_bytes, isolated_s;
 };
 
-// (records of the stages, shape (stages,); outputs, shape (stages, ops)).
+// Returns (records of the stages, shape (stages,); outputs, shape (stages, ops)).
 py::tuple stages(PyMapping& object, const py::object& outputs) {
   std::vector<MapStage> stages;
   scored(object, outputs, &stages);
@@ -196,7 +196,7 @@ void need_choices(const Mapping& mapping) {
   }
 }
 
-// (least bytes, their limit, operator mappings).
+// Returns (least bytes, the bytes that a die has, operator mappings with the least bytes).
 py::tuple least_memory_of(const PyMapping& object, double off_wafer) {
   const Mapping& mapping = object.fixed();
   if (!(off_wafer >= 0.0 && off_wafer <= 1e100)) {

@@ -92,7 +92,7 @@ struct Answer {
   Status status = Status::kOk;
   std::int32_t width = -1;  // position among the widths of the problem
   NestPlan plan{};
-  NestNeed need{std::numeric_limits<double>::infinity(), 0};  // if nothing fits
+  NestNeed need{std::numeric_limits<double>::infinity(), 0};  // set if nothing fits
   std::int32_t need_width = -1;
   double seconds = 0.0;
 };
@@ -126,7 +126,7 @@ py::object as_result(const Answer& answer) {
                 answer.need.stages, answer.need_width, answer.seconds);
 }
 
-// Problems are runs of widths: widths width_ptr[k] up to width_ptr[k + 1], on network k.
+// Problem k, on network k, has the widths at positions width_ptr[k] up to width_ptr[k + 1].
 py::list place(const py::dict& networks, const py::dict& layers, const py::dict& edges,
                const py::object& stage_devices, const py::object& width_ptr,
                const py::object& memory_bytes, const py::object& states,

@@ -71,7 +71,7 @@ py::array_t<double> seconds(const py::object& ops, const py::object& chips,
   });
 }
 
-// Shape (capacities, operators), flat.
+// HBM bytes of every operator with every buffer: shape (capacities, operators), flat.
 py::array_t<double> hbm_bytes(const py::object& ops, const py::object& capacities,
                               const PrecisionTuple& precision, bool exact) {
   const auto listed = view<OperatorRecord>(ops, "ops");
@@ -84,7 +84,8 @@ py::array_t<double> hbm_bytes(const py::object& ops, const py::object& capacitie
   });
 }
 
-// Positions within [0, limit); pointers that start at 0, never decrease and end at `length`.
+// Checks that pointers start at 0, never decrease and end at the length of what they point into,
+// that operators exist, and that predecessors of a node come before it.
 void check_graphs(const PathBatch& paths, std::size_t ops) {
   const auto rising = [](std::span<const std::int64_t> pointers, std::size_t length) {
     return !pointers.empty() && pointers.front() == 0 &&

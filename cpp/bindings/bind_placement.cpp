@@ -43,8 +43,8 @@ py::object as_result(const PlacementPlan& plan) {
                 array(plan.stage_of));
 }
 
-// Problems are runs of tables, one table per width: tables ptr[k] up to ptr[k + 1]; table -1 if
-// nothing fits.
+// Problem k has the tables ptr[k] up to ptr[k + 1], one per width. Its answer has the position of
+// the best of them, -1 if nothing fits.
 py::list published(const py::list& tables, const py::object& ptr, const py::object& memory,
                    const py::object& devices, const py::object& micro_batches,
                    const py::object& width, const py::object& recompute, int threads) {

@@ -104,8 +104,8 @@ PlacedArrays placed_arrays(const std::vector<PlacedPlan>& plans) {
   return {freeze(std::move(records)), array(pool)};
 }
 
-// Calls a Python function, with the GIL, that decides whether to stop; empty if it is None. The
-// function must outlive the result.
+// A function that takes the GIL and calls the Python function `stop`; empty if `stop` is None.
+// `stop` must outlive the result.
 AskedToStop asked_to_stop(const py::object& stop) {
   if (stop.is_none()) return {};
   return [&stop] {
@@ -158,8 +158,9 @@ class PyPlanSpace {
 
   std::size_t layouts() const { return space_.layouts(); }
 
-  // Estimates of even partitions: the fields of PlanEstimate as columns, numbers and codes apart,
-  // each layout at its place among `count` rows. Other rows are NaN, with the given status.
+  // Estimates of even partitions: the fields of PlanEstimate as columns, one array of numbers and
+  // one of codes. Layout k has row place[k]. Rows without a layout have their entry of `status`, a
+  // time of NaN, and zeros.
   py::object estimate_even(const py::object& times, const py::object& variant, double usable_bytes,
                            const py::object& free, const py::object& place,
                            const py::object& status, int threads) const {
@@ -209,8 +210,8 @@ class PyPlanSpace {
     return py::make_tuple(freeze(std::move(numbers)), freeze(std::move(codes)));
   }
 
-  // One plan in full: its estimate and its stages. `times` have a row per strategy or, like
-  // `free`, the row of the plan's own.
+  // One plan in full: its estimate and its stages. `times` has one row per strategy or, like
+  // `free`, a single row for the plan's strategy.
   py::object estimate(const py::object& times, std::int64_t layout, const py::object& cuts,
                       const py::object& variants, double usable_bytes,
                       const py::object& free) const {
@@ -294,8 +295,8 @@ class PyPlanSpace {
                    });
   }
 
-  // The best plan of a strategy on each chip with each memory_limit, if it takes at most `below_s`
-  // (chips x memory_limits; minus infinity: skipped).
+  // The best plan of a strategy on each chip with each memory limit that takes at most the entry of
+  // `below` (chips x memory limits, seconds; minus infinity: skipped).
   py::object best(std::int32_t strategy, const py::object& times, const py::object& least,
                   const py::object& below, int threads) const {
     check_strategy(strategy);
@@ -357,7 +358,7 @@ class PyPlanSpace {
     return freeze(std::move(found));
   }
 
-  // Lower bounds of a strategy on each chip, each with its own memory_limit.
+  // Lower bounds of a strategy on each chip, each chip with its own memory limit.
   py::array_t<double> bounds(std::int32_t strategy, const py::object& least,
                              const py::object& memory_limit, int threads) const {
     check_strategy(strategy);
@@ -376,7 +377,7 @@ class PyPlanSpace {
     });
   }
 
-  // The same from the work of a micro-batch alone.
+  // Lower bounds of a strategy from the work of a micro-batch alone.
   py::array_t<double> work_bounds(std::int32_t strategy, const py::object& work,
                                   const py::object& memory_limit) const {
     check_strategy(strategy);
@@ -527,8 +528,9 @@ py::array_t<std::int32_t> statuses_of(const py::sequence& widths, std::int64_t d
   return statuses;
 }
 
-// The layouts of the rows that have a strategy (others have -1), and their rows: by strategy, and
-// of each strategy those with the same stages, chunks, schedule and micro-batches together.
+// The layouts of the rows of `widths` that have a strategy (others have -1), and the numbers of
+// these rows, sorted by strategy; layouts of a strategy with the same stages, chunks, schedule and
+// micro-batches are neighbours.
 py::object laid_out(const py::sequence& widths, const py::object& strategy,
                     std::int64_t global_batch) {
   const WidthColumns columns(widths);
@@ -539,7 +541,7 @@ py::object laid_out(const py::sequence& widths, const py::object& strategy,
     if (strategies[i] < 0) continue;
     const PlanWidths w = columns[i];
     if (w.dp < 1 || w.micro_batch < 1) throw InvalidInput("widths: expected 1 or more");
-    const auto small = [](std::int64_t value) {  // no plan has more
+    const auto small = [](std::int64_t value) {  // no plan has a larger one
       return static_cast<std::int32_t>(
           std::min<std::int64_t>(value, std::numeric_limits<std::int32_t>::max()));
     };

@@ -3,17 +3,17 @@
 // A group multiplies an input X (rows x inner) by weights A (inner x hidden), works on the result H
 // (rows x hidden) element by element or row by row, and multiplies it by weights B (hidden x outer)
 // into Y (rows x outer). H never leaves the chip. It runs in token tiles of a rows and hidden tiles
-// of g columns, n_a = ceil(rows / a) and n_c = ceil(hidden / g) of them. For the order of the two
-// loops and for what is kept over the inner one (k_X, k_Y if rows are outer, k_A, k_B if columns
-// are):
+// of g columns, n_a = ceil(rows / a) and n_c = ceil(hidden / g) of them. Either loop may be outer:
+// X and Y may be kept on chip during the inner loop (k_X, k_Y) if the loop over rows is the outer,
+// A and B (k_A, k_B) if that over columns is. A partial sum is transferred s times:
 //
 //   bytes = X (k_X ? 1 : n_c) + A (k_A ? 1 : n_a) + B (k_B ? 1 : n_a)
 //           + Y + (k_Y ? 0 : s (n_c - 1) rows outer e_a) + moved
 //
 // The buffer holds the tile of H, what is kept, and strips of what streams through it. Its use is
-// linear in g for a given a, so the largest g follows by a division; bytes fall with g, and what
-// does not depend on g rises with n_a: walking the distinct n_a upwards until that bound reaches
-// the best is exact. O(sqrt(rows)) steps, a few microseconds.
+// linear in g for a given a, so the largest g, which has the fewest bytes, follows by a division.
+// The bytes with n_c = 1 are a lower bound that rises with n_a: walking the distinct n_a upwards
+// until it reaches the best is exact. O(sqrt(rows)) steps, a few microseconds.
 //
 // Fused loop nests of this kind: Alwani et al., "Fused-layer CNN accelerators", MICRO 2016; Gilbert
 // et al., "LoopTree: exploring the fused-layer dataflow accelerator design space", 2024.
@@ -30,7 +30,7 @@ struct BufferRules {
   double element_bytes;  // e: of inputs, weights and results
   double sum_bytes;      // e_a: of partial sums
   double strip;          // elements in flight of each row that streams, all copies of a strip
-  double spills = 2.0;   // transfers of a partial sum: written and read, or 1 if added in memory
+  double spills = 2.0;   // s: a partial sum is written and read; 1 if it is added in memory
 };
 
 struct FusedGroup {
@@ -72,8 +72,8 @@ bool is_valid(const FusedGroup& group, const BufferRules& rules) noexcept;
 FusedTraffic least_group_traffic(const FusedGroup& group, double capacity_bytes,
                                  const BufferRules& rules) noexcept;
 
-// Least off-chip bytes of one product of m x k by k x n, alone: the output's tile stays, or that of
-// an operand while partial sums are written and read again. Infinite if nothing fits.
+// Least off-chip bytes of one product of m x k by k x n, alone: a tile of the output stays on chip,
+// or a tile of an operand while partial sums are written and read again. Infinite if nothing fits.
 double least_product_bytes(std::int64_t m, std::int64_t k, std::int64_t n, double capacity_bytes,
                            const BufferRules& rules) noexcept;
 

@@ -42,8 +42,8 @@ inline constexpr int kOrders = 4;
 struct Traffic {
   double hbm_bytes;  // of one product
   Order order;
-  std::int64_t i;  // tiles along m, m or n, by `order`
-  std::int64_t j;  // tiles along n, k or k, by `order`
+  std::int64_t i;  // tiles along m, or along n if weights stay
+  std::int64_t j;  // tiles along k if inputs or weights stay, else along n
 };
 
 // One product (or any operator) on one chip, with its breakdown.

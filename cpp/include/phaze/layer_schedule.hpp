@@ -72,11 +72,11 @@ struct SearchLimits {
   double seconds;              // time limit; infinite = no limit
   bool (*interrupted)(void*);  // polled during the search; may be null
   void* context;
-  // The search may stop once the lower bound reaches this; infinite = only a proof of optimality
-  // ends it.
+  // The search may stop once the lower bound reaches this time; infinite = only a proof of
+  // optimality ends the search.
   double enough_s = std::numeric_limits<double>::infinity();
-  // Whether a schedule shorter than that ends the search as well (decides which of the two is
-  // true).
+  // Whether a schedule shorter than `enough_s` ends the search as well: the search then only
+  // decides whether there is one.
   bool only_decide = false;
 };
 

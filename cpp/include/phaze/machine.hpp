@@ -40,7 +40,7 @@ struct Machine {
   double port_bytes_per_s;         // of one core, aligned
   double buffer_bytes_per_s;       // infinite if there is no shared buffer
   double hbm_bytes_per_s;          // infinite if there is no HBM
-  double product_hbm_bytes_per_s;  // the same for matrix products
+  double product_hbm_bytes_per_s;  // HBM rate that matrix products reach
   double write_penalty;            // extra bytes charged per byte written to HBM
   double lane_ops_per_s;           // of the vector units in use
   double vector_cores;             // in use

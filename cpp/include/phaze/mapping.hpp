@@ -12,15 +12,15 @@
 //   partial -> whole     all-reduce           split -> other    all-to-all
 //   whole   -> split     nothing              same              nothing
 //
-// The gradient is converted in the reverse direction, where N leaves partial sums and K needs it
-// whole. B and M require weight gradients to be summed. M of an expert operator splits the experts,
-// a separate dimension: tokens reach them, and return, by an all-to-all, and a die has only the
-// weights of its experts. docs/wafer.md describes the whole model.
+// The gradient is converted in the reverse direction: an operator split by N leaves partial sums of
+// it, and one split by K needs it whole. B and M require weight gradients to be summed. M of an
+// expert operator splits the experts, a separate dimension: tokens reach them, and return, by an
+// all-to-all, and a die has only the weights of its experts. docs/wafer.md has the whole model.
 //
-// A Mapping stores the terms of each operator and of each fan of edges, so changing one operator
-// recomputes its own terms and those of the fans at its ends; sums are always taken over all terms
-// in one order, so an incremental change and a full evaluation give the same bits. A Mapping is
-// used by one thread at a time.
+// A Mapping stores the terms of each operator and of each fan (the edges that carry one tensor from
+// its producer), so changing one operator recomputes its own terms and those of its fans; sums are
+// always taken over all terms in one order, so an incremental change and a full evaluation give the
+// same bits. A Mapping is used by one thread at a time.
 #pragma once
 
 #include <array>
@@ -119,7 +119,7 @@ struct MapRulesRecord {
   std::int32_t pieces;         // pieces of a conversion that overlaps work; 1 = no overlap
   double outer_tail_s;         // seconds after the last micro-batch, independent of the mapping
   double stream_link_s;  // of the busiest link to the rim, per byte that each die reads or writes
-  double stream_both_s;  // the same per byte that each die reads and writes
+  double stream_both_s;  // of that link, per byte that each die reads and also writes
 
   // Bytes of the busier direction off the wafer for the given traffic; their sum if the directions
   // share one rate.
@@ -262,9 +262,9 @@ class Mapping {
   // Outputs are chosen exactly, stage by stage, unless given (stages x ops). If a step takes more
   // than `limit_s`, its time may be returned as infinite and the other fields left unset, which is
   // faster. A shortage equal to all of a die's memory adds `shortage` times the step. For a step
-  // that fits and whose time is certain to lie within `range`, only that may be reported: `range`
-  // then receives lower and upper bounds, outputs are chosen for the slowest stages only, and the
-  // time is NaN.
+  // that fits and whose time is certain to lie within `range`, the exact time may be left out:
+  // `range` then receives lower and upper bounds, outputs are chosen for the slowest stages only,
+  // and the time is NaN.
   MapScore score(std::span<const std::uint8_t> outputs = {},
                  std::vector<MapStage>* stages = nullptr,
                  double limit_s = std::numeric_limits<double>::infinity(), double shortage = 0.0,

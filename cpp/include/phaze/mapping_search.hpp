@@ -28,7 +28,7 @@ double objective(const Mapping& mapping, const MapScore& score) noexcept;
 // transcendental function is called.
 MapSearchResult anneal(Mapping& mapping, const MapSearchRules& rules);
 
-// Best single changes, one operator after another, until no change improves the objective.
+// Makes the best change of one operator after another until no change improves the objective.
 MapSearchResult descend(Mapping& mapping, int rounds);
 
 // The number of combinations of operator mappings and weight modes (modes only for operators with
@@ -36,12 +36,12 @@ MapSearchResult descend(Mapping& mapping, int rounds);
 double ways(const Mapping& mapping) noexcept;
 MapSearchResult exhaust(Mapping& mapping);
 
-// The least of a die's memory plus `off_wafer` (>= 0) times its off-wafer memory that the fullest
-// stage needs under any operator mappings and outputs, and operator mappings of that minimum; those
-// of the boundary layers are of the minimum of their own stage. No mapping fits if this exceeds the
-// die's capacity plus `off_wafer` times that off the wafer. Memory has no term that couples two
-// operators except two maxima, the operands of the largest operator and the largest gathered
-// weights: with limits on both, every operator is chosen on its own, so that the minimum is exact.
+// The need of a stage is its memory plus `off_wafer` (>= 0) times its off-wafer memory, per die.
+// Returns the least need of the fullest stage under any operator mappings and outputs, and operator
+// mappings with that need; boundary layers have those with the least need of their own stage. No
+// mapping fits if this exceeds the die's capacity plus `off_wafer` times that off it. Memory has
+// no term that couples two operators except two maxima, the operands of the largest operator and
+// the largest gathered weights: with limits on both, every operator is chosen on its own, exactly.
 // Every operator has a legal operator mapping.
 struct MapMemory {
   double bytes;

@@ -12,8 +12,8 @@ double phaze_in_flight(std::int64_t schedule, std::int64_t stages, std::int64_t 
                        std::int64_t micro_batches, std::int64_t vpp) noexcept;
 
 // Parameters per device when `shards` devices shard them: (parameters - experts) / shards +
-// experts / max(1, shards / ep). `ep` of those devices have different experts; less than one if
-// tensor-parallel devices have copies of an expert.
+// experts / max(1, shards / ep). `ep` of those devices have different experts; `ep` is less than
+// one if tensor-parallel devices have copies of an expert.
 double phaze_shared_parameters(double parameters, double experts, double shards,
                                double ep) noexcept;
 

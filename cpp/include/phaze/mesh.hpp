@@ -11,7 +11,7 @@
 //   ring        one Hamiltonian cycle through an even rectangle, both directions:
 //               max(w_x, w_y) (p-1)/p V/2
 //   split       half the vector takes x before y, the other half y before x
-//   all-to-all  one run after the other: w_i floor(f/2) ceil(f/2) / f V, its middle link
+//   all-to-all  one run after the other: w_i floor(f/2) ceil(f/2) / f V over a run's middle link
 //
 // If switches connect the dies instead (FRED: Rashidi et al. 2024), each die has one link of B
 // bytes per second to them and any dies form a group: (p-1)/p V/B, also for an all-to-all, two hops
@@ -62,7 +62,7 @@ struct MeshLine {
 };
 using MeshLines = std::array<MeshLine, kMeshAlgorithmCount>;  // by MeshAlgorithm; kAuto unused
 
-// Lines of an all-gather (half of an all-reduce; a reduce-scatter) or of an all-to-all.
+// Lines of an all-gather (also of a reduce-scatter; half of an all-reduce) and of an all-to-all.
 MeshLines mesh_gather_lines(std::span<const MeshRun> runs, const MeshLinks& links) noexcept;
 MeshLine mesh_exchange_line(std::span<const MeshRun> runs, const MeshLinks& links) noexcept;
 

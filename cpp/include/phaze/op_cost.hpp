@@ -1,4 +1,4 @@
-// Costs of operators times chips in batches: seconds, joules and their breakdown.
+// Costs of every operator of a batch on every chip: seconds, joules and their breakdown.
 //
 // Nothing here prints or exits; a batch may run out of memory (std::bad_alloc), nothing else is
 // thrown. Work is spread over threads by chip; every result is written by one thread, so answers
@@ -128,15 +128,15 @@ CostRecord op_cost(const OperatorRecord& op, const ChipRecord& chip, const Tunin
                    const Precision& precision, Cores cores, const EnergyTable& energy,
                    double static_w) noexcept;
 
-// out[c * ops.size() + o]; every figure of a bad pair is NaN and its status says why. `energy` and
-// `static_w` have one entry per chip.
+// out[c * ops.size() + o] is operator o on chip c; every figure of a bad pair is NaN and its status
+// says why. `energy` and `static_w` have one entry per chip.
 void op_cost_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, Cores cores,
                    std::span<const EnergyTable> energy, std::span<const double> static_w,
                    std::span<CostRecord> out, int threads);
 
 // HBM bytes of one operator, fused with no other, by the size of the buffer; NaN if it is invalid.
-// Where `exact`, a product takes the best of all tile sizes (fusion.hpp), not those of
-// `hbm_traffic`.
+// If `exact`, a product takes the best of all tile sizes (fusion.hpp), not only of those that
+// hbm_traffic() tries.
 double op_hbm_bytes(const OperatorRecord& op, double capacity_bytes, const Precision& precision,
                     bool exact) noexcept;
 

@@ -100,7 +100,8 @@ std::int64_t chunk_of(PipelineSchedule schedule, std::int64_t stages, std::int64
 double chunks_in_flight(PipelineSchedule schedule, std::int64_t stages, std::int64_t device,
                         std::int64_t micro_batches, std::int64_t chunks) noexcept;
 
-// Seconds of one micro-batch's passes, each at [device * chunks + chunk], receiving included.
+// Seconds of one micro-batch's passes, each at [device * chunks + chunk], including the time to
+// receive its input.
 struct PipelineLoads {
   std::int32_t stages;  // devices of one pipeline
   std::int32_t chunks;  // of the model on one device; 2 for ZB-V, DualPipe and DualPipeV
@@ -140,11 +141,11 @@ class PipelinePlayer {
   // allocate nothing. Steady rounds that shift every clock by the same amount are skipped.
   double step_s(PipelineSchedule schedule, const PipelineLoads& loads);
 
-  // The same of several steps of one shape at once: step number k of `step_s.size()` has the passes
+  // step_s() of several steps of one shape at once: step number k of `step_s.size()` has the passes
   // [(device * chunks + chunk) * step_s.size() + k]. Faster for multiples of four.
   void steps_s(PipelineSchedule schedule, const PipelineLoads& loads, std::span<double> step_s);
 
-  // The same without skipping rounds: O(stages x chunks x micro-batches) time.
+  // step_s() without skipping rounds: O(stages x chunks x micro-batches) time.
   double full_step_s(PipelineSchedule schedule, const PipelineLoads& loads);
 
   // Every pass of the step, simulated without skipping, device by device, each in its order. Empty
@@ -152,8 +153,8 @@ class PipelinePlayer {
   std::vector<PassEvent> events(PipelineSchedule schedule, const PipelineLoads& loads);
 
   // A chain of passes, each waiting for the one before, that takes the whole step: how often it
-  // contains each, at [kind * stages * chunks + device * chunks + chunk]; a pair at its F. Empty if
-  // full_step_s is NaN.
+  // contains each pass, at [kind * stages * chunks + device * chunks + chunk]; F&B counts at the
+  // chunk of F. Empty if full_step_s is NaN.
   std::vector<double> critical_passes(PipelineSchedule schedule, const PipelineLoads& loads);
 
   // Of the last simulated step, by device: the start of its first pass, the end of its last pass,
@@ -172,8 +173,8 @@ class PipelinePlayer {
 
   // Peak bytes of activations of a device: `chunk_bytes` [chunks] are stored from the start of a
   // chunk's forward pass to the end of its backward pass. If the weight gradient is a separate
-  // pass, the share `kept_for_weight_grad` of them is stored until that ends. NaN if sizes
-  // disagree.
+  // pass, the share `kept_for_weight_grad` of these bytes is stored until that pass ends. NaN if
+  // sizes disagree.
   double peak_bytes(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
                     std::int64_t micro_batches, std::int64_t device,
                     std::span<const double> chunk_bytes, double kept_for_weight_grad);

@@ -43,8 +43,8 @@ struct PlacementPlan {
   std::vector<std::int32_t> stage_of;  // per layer, 0 = first stage
 };
 
-// PHAZE's objective: time = load * (ceil(micro_batches / d) + stages - 1) + sync_first * (d - 1) /
-// d.
+// PHAZE's objective with d replicas and the gradient exchange of the first stage, `sync_first`:
+// time = load * (ceil(micro_batches / d) + stages - 1) + sync_first * (d - 1) / d.
 struct PublishedRules {
   double memory_bytes;  // of one device
   std::int64_t devices;

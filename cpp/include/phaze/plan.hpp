@@ -39,22 +39,22 @@ struct LayerKindRecord {
   double live_bytes[kMaxVariants];   // while one layer is recomputed and runs backward
   double once_bytes;                 // stored once, regardless of the micro-batches in flight
   double copy_bytes;                 // of weights in a smaller format, on top of the weights
-  double cast_bytes;                 // moved once a step to make them
+  double cast_bytes;                 // moved once a step to make these copies
   double shape_bytes;                // stored once for all layers of the kind on a device
   std::int32_t boundary;             // 1: embedding or head, 0: block
-  // 1: `live_bytes` includes gradients of its own weights, and memory peaks in the layer with the
-  // largest sum of these, of what earlier layers store and of gradients of later ones; equal for
-  // all kinds.
+  // 1: `live_bytes` includes gradients of the layer's own weights, and memory peaks while the layer
+  // runs backward that has the largest sum of `live_bytes`, activations of layers up to this one
+  // and gradients of later layers. The same for all kinds.
   std::int32_t layer_peaks;
   double frozen_parameters;  // of `parameters`, those without gradients and optimiser state
-  double frozen_experts;     // of those, the routed experts'
+  double frozen_experts;     // of the frozen parameters, the routed experts'
   double packed_parameters;  // of the frozen ones, those stored in a smaller format,
   double packed_bytes;       // and their bytes
   double more_state_bytes;   // of optimiser state, on top of the bytes per trained parameter
-  double step_gather_bytes;  // that the optimiser needs whole if ZeRO 3 shards them
-  double slice_s;            // of the host for each replica, where ZeRO 1 or 2 gathers slices
-  double stage_work;         // by which stages are divided; 0 for all kinds: by number of blocks
-  double host_state;         // share of the bytes of state per parameter that the host's memory has
+  double step_gather_bytes;  // gathered once a step with ZeRO 3, for an optimiser of whole matrices
+  double slice_s;            // host time per sharding device where ZeRO 1 or 2 gathers slices
+  double stage_work;         // work that stages share evenly; 0 for all kinds: number of blocks
+  double host_state;         // share of the optimiser state per parameter in the host's memory
 };
 
 struct StrategyRecord {
@@ -68,7 +68,7 @@ struct StrategyRecord {
   double copied_parameters;   // of a tied embedding that the last stage copies
   double sent_bytes;          // sent by a device in the collectives of all layers, both passes
   std::int32_t variants;      // recompute variants, least recomputed first
-  std::int32_t group_kind;    // how groups communicate, what is offloaded; of a plan's identity
+  std::int32_t group_kind;    // code of how groups communicate and what is offloaded
   double copied_frozen;       // of the copied parameters, those that are not trained
   double copied_state_bytes;  // of the copy's optimiser state, as `more_state_bytes` of a layer
 };
@@ -82,8 +82,8 @@ struct LayoutRecord {
   std::int32_t rank_order;  // RankOrder
   std::int64_t dp;
   std::int64_t micro_batches;  // of one replica in one step
-  // Neighbouring replicas that shard state among themselves while such groups replicate it (hybrid
-  // sharding); 0: all replicas.
+  // Number of neighbouring replicas that shard state; every such group has all of it (hybrid
+  // sharding). 0: all replicas.
   std::int64_t shard;
 };
 
@@ -146,7 +146,7 @@ struct KindTimes {
   const double* backward_j;  // by variant
   double hbm_bytes_per_s;
   double static_w;
-  const double* step_s = nullptr;  // of the optimiser's products, on unsharded state; null: none
+  const double* step_s = nullptr;  // optimiser's products if state is not sharded; null: none
   double limit_w = std::numeric_limits<double>::infinity();  // power that a chip is limited to
 };
 
@@ -342,19 +342,19 @@ struct PlacedPlan {
   double memory_bytes;
   std::int32_t layout;
   Partition partition;
-  // Lower bound on the partitions that a work limit left unexamined; infinite if all were.
+  // Lower bound on the partitions that a work limit left unexamined; infinite if there are none.
   double open_s = std::numeric_limits<double>::infinity();
 };
 
 // Counts of layouts by outcome.
 struct SettledLayouts {
-  std::int64_t solved;  // exactly; all others are settled by their bounds
-  std::int64_t empty;   // layouts without a partition that fits and respects the ties between
-                        // layers, by their bounds or solved
+  std::int64_t solved;  // layouts solved exactly; all others are settled by their bounds
+  std::int64_t empty;   // layouts proven, by bounds or exactly, to have no partition that fits and
+                        // respects the ties between layers
   double open_s;        // least bound of the layouts left open, whole or in part; infinite if none
 };
 
-// Called between waves of layouts on the calling thread: whether to stop with the plans so far.
+// Called on the calling thread after each batch of layouts: whether to stop with the plans so far.
 using AskedToStop = std::function<bool()>;
 
 // Seconds of one micro-batch's passes by a plan, each at [stage * chunks + chunk], including the
@@ -410,17 +410,18 @@ class PlanSpace {
   // Checks that cuts and variants are a valid partition for this layout.
   PlanStatus check_partition(std::size_t layout, const Partition& partition) const;
 
-  // Estimates the even partitions of the layouts from `first` on, each with its variant, and passes
-  // them to `put` with the number of the layout; `times` by strategy, and by level and strategy in
-  // `free` if parts are requested. A layout without one gets its status, and NaN.
+  // Estimates the even partition of layout first + k with variants[k], for every k, and calls `put`
+  // with the layout and the estimate. `times` returns the times of a strategy; `free` has such a
+  // function for each level, or is empty: no parts. A layout without an even partition gets a
+  // status and a time of NaN.
   using TimesOf = std::function<KindTimes(std::size_t)>;
   using Put = std::function<void(std::size_t, const PlanEstimate&)>;
   void estimate_even(std::size_t first, std::span<const std::int32_t> variants,
                      const TimesOf& times, std::span<const TimesOf> free, double usable_bytes,
                      const Put& put) const;
 
-  // The step time, memory and energy of a plan. `stages`, if given, has one entry per stage; `free`
-  // has the times of kFreeLevels levels; without it there are no parts.
+  // The step time, memory and energy of a plan. `stages`, if given, receives one entry per stage;
+  // `free` has the times of the kFreeLevels levels, or is empty: no parts.
   PlanEstimate estimate(std::size_t layout, const Partition& partition, const KindTimes& times,
                         std::span<const KindTimes> free, double usable_bytes,
                         std::vector<StageEstimate>* stages) const;
@@ -440,7 +441,7 @@ class PlanSpace {
   PlacedPlan best_of_strategy(std::int32_t strategy, const KindTimes& times, const KindTimes& least,
                               std::size_t memory_limit, double below_s) const;
 
-  // The same for every memory limit, each with its own time limit (minus infinity: skip it).
+  // best_of_strategy() for every memory limit, each with its own time limit (minus infinity: skip).
   void best_of_memory_limits(std::int32_t strategy, const KindTimes& times, const KindTimes& least,
                              std::span<const double> below_s, std::span<PlacedPlan> plans) const;
 
@@ -460,10 +461,10 @@ class PlanSpace {
 
   // Lower bound on every plan of a layout; infinite if it does not fit.
   double layout_bound_s(std::size_t layout, const KindTimes& least, std::size_t memory_limit) const;
-  // The minimum over the layouts of a strategy.
+  // The least layout_bound_s() of the layouts of a strategy.
   double strategy_bound_s(std::int32_t strategy, const KindTimes& least,
                           std::size_t memory_limit) const;
-  // The same from the work of one micro-batch on all stages alone; cheaper and weaker.
+  // A cheaper, weaker bound for a strategy, from the work of one micro-batch on all stages alone.
   double work_bound_s(std::int32_t strategy, double work_s, std::size_t memory_limit) const;
 
  private:

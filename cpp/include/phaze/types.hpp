@@ -52,7 +52,7 @@ struct VectorCost {
   double row_limit;         // longer rows do not fit on the core; 0 = no limit
   double long_ops;          // factor on operations of longer rows
   double long_bytes;        // factor on bytes of longer rows
-  double most_rows = 0.0;   // more rows take no more operations per row; 0 = no limit
+  double most_rows = 0.0;   // rows for which `ops_per_row` counts, at most; 0 = no limit
   double row_cycles = 0.0;  // cycles per element of a row that one core alone works on
 };
 
@@ -77,15 +77,15 @@ struct TuningRecord {
   double attention_efficiency;       // share of a core's peak inside fused attention
   double attention_unit_s;           // starting and ending one unit of fused attention
   double attention_ops;              // lane operations per score
-  double attention_backward_efficiency;  // the same three of the backward pass
+  double attention_backward_efficiency;  // efficiency and operations of the backward pass
   double attention_backward_ops;
   std::int32_t overlapped;       // 1 if a fold loads while the previous one drains
   std::int32_t tiles;            // used entries below; 0 = blocks are multiples of the array
   std::int32_t dataflows;        // bit d is set if Dataflow d may be used; bit 0 if there are tiles
   std::int32_t attention_least;  // fewest queries of one unit; 0 = always the most
   std::int32_t attention_most;   // most queries of one unit; 0 = 128
-  std::int32_t even_tiles;       // blocks if rows are 4-byte aligned; 0 = those above
-  std::int32_t odd_tiles;        // blocks if rows are 2-byte aligned; 0 = those above
+  std::int32_t even_tiles;       // used blocks if rows are 4-byte aligned; 0 = `tiles`
+  std::int32_t odd_tiles;        // used blocks if rows are 2-byte aligned; 0 = `tiles`
   std::int32_t unused;
   std::int64_t tile_m[kMaxTiles];
   std::int64_t tile_n[kMaxTiles];
@@ -153,7 +153,7 @@ struct FabricRecord {
   // Switched only: 1 if the units of a tier are linked pairwise. Each of the size - 1 links of a
   // device then has bytes_per_s / (size - 1).
   std::int32_t full_mesh[kMaxLevels];
-  // Switched only: measured rates of a library. No protocols: the links' own rates and latencies.
+  // Switched only: number of a library's measured protocols; 0: the links' own rates and latencies.
   std::int32_t protocols[kTransfers];
   // In-switch all-reduces of three or more members inside one unit; share 0 = not available.
   double in_switch_startup_s[kMaxLevels];
@@ -189,7 +189,7 @@ struct OperatorRecord {
   std::int32_t epilogue;    // element-wise operators fused onto the product
   std::int32_t function;    // position in the opgraph package's list of vector functions
   std::int32_t format;      // position in the opgraph package's list of number formats
-  // Functions of fused operators; other entries are 0, and operators without an entry additions.
+  // Functions of fused operators, then 0; a fused operator without an entry is an addition.
   std::int32_t epilogue_functions[kMaxEpilogues];
   double kept_share;  // share of its HBM bytes that stays on chip; negative where it moves more
 };

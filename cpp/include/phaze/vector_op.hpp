@@ -15,7 +15,7 @@ struct VectorShape {
   double cols;
   double bytes;            // read and written
   double written;          // part of `bytes` that is written
-  double hbm_share = 1.0;  // share of them that is not kept on chip
+  double hbm_share = 1.0;  // share of `bytes` that is not kept on chip
 };
 
 CostRecord vector_op(const VectorShape& shape, const VectorCost& cost,
@@ -23,7 +23,8 @@ CostRecord vector_op(const VectorShape& shape, const VectorCost& cost,
 double vector_bound(const VectorShape& shape, const VectorCost& cost,
                     const Machine& machine) noexcept;
 
-// Fused attention: `pairs` of batch and head, queries x keys scores of width `width` each.
+// Fused attention: `pairs` combinations of sequence and head, each with queries x keys scores from
+// vectors of `width` elements.
 struct AttentionShape {
   std::int64_t pairs;
   std::int64_t queries;

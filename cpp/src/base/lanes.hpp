@@ -1,5 +1,5 @@
-// Numbers that are computed alike and side by side, in vector registers where there are several.
-// Every operation is that of each number alone, bit for bit.
+// Several numbers to which the same operations are applied at once, in vector registers. Each
+// number has the bits that it would have if it were computed alone.
 #pragma once
 
 #include <cstddef>

@@ -206,7 +206,7 @@ double reduction(const FabricRecord& fabric, const Group& group, std::int64_t ra
   switch (algorithm) {
     case Algorithm::kRing:
       return passes * single_ring(fabric, group, p, v);
-    case Algorithm::kTree:  // a half may be an all-reduce whose other part is dropped
+    case Algorithm::kTree:  // one pass may be an all-reduce of which one half is dropped
       return tree_all_reduce(fabric, group, ranks, v);
     case Algorithm::kHierarchical:
       if (grid || !several) return kInfinite;

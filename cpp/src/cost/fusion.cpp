@@ -41,8 +41,8 @@ struct Arrays {
   double sums;  // moving all partial sums of Y off the chip, and back, once
 };
 
-// One loop order and kept set: a token tile fixes `fixed` bytes of the buffer, and each column of
-// the hidden tile takes `per_column`.
+// Bytes of the buffer for one loop order and set of kept arrays: `fixed` by the token tile, and
+// `per_column` for each column of the hidden tile.
 struct Use {
   double fixed;
   double per_column;
@@ -78,8 +78,8 @@ class GroupSearch {
  private:
   bool has(std::int32_t kept, std::int32_t which) const noexcept { return (kept & which) != 0; }
 
-  // Strips of the two products are in flight one after the other. A product whose other factor is
-  // kept still streams this one.
+  // Strips of the two products are in flight one after the other: of the first, or the `second`. A
+  // product that keeps one factor still streams the other.
   Use use(std::int32_t kept, double tile, bool second) const noexcept {
     const double e = p_.element_bytes;
     Use use{0.0, tile * g_.held * std::max(e, p_.sum_bytes)};

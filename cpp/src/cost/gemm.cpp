@@ -153,7 +153,7 @@ inline constexpr int kMultipleCount = 4;
 struct Cut {
   std::int64_t length = 0;  // l
   std::int64_t parts = 0;   // p
-  double extent = 0.0;      // l
+  double extent = 0.0;      // l, as a floating-point number
   double row_folds = 0.0;   // over the array's rows
   double col_folds = 0.0;   // over its columns
 };
@@ -469,7 +469,8 @@ struct Floor {
   double seconds() const noexcept { return std::max(std::max(hbm_s, power_s), vector_s); }
 };
 
-// Operands shared between heads count less than those of the shape; resident operands count zero.
+// Negative if heads share operands, which then have fewer bytes than in the shape; but resident
+// operands have none to save.
 double extra_bytes(const Epilogue& epilogue, bool resident) noexcept {
   return resident ? std::max(epilogue.extra_bytes, 0.0) : epilogue.extra_bytes;
 }

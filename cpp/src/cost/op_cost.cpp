@@ -223,7 +223,8 @@ double energy_j(const CostRecord& cost, const EnergyTable& table, double static_
          cost.hbm_bytes * table.hbm_byte_j + static_w * cost.time_s;
 }
 
-// Events that an operator has at least. Bytes that attention moves on the chip depend on its units.
+// Events that an operator has at least. Bytes that attention moves on the chip depend on the size
+// of its units and are not counted.
 CostRecord least_events(const OperatorRecord& op, const Machine& machine, const Traffic& traffic,
                         double vectors) noexcept {
   if (is_product(op)) {
@@ -420,8 +421,8 @@ namespace {
 
 constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 
-// All that `bound_on` reads of a chip, in the form in which it is computed there: chips with equal
-// rates have the same bounds, to the last bit.
+// All that `bound_on` reads of a chip, computed as it is there: chips with equal rates have the
+// same bounds, to the last bit.
 struct RooflineRates {
   std::array<double, 12> rates;
   std::int32_t tuning;

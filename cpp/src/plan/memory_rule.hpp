@@ -9,7 +9,7 @@
 
 namespace phaze {
 
-inline constexpr double kFits = 1.0 + 1e-12;  // sums of bytes that differ by rounding alone
+inline constexpr double kFits = 1.0 + 1e-12;  // tolerance for the rounding of sums of bytes
 
 // Micro-batches in flight at the peak of a stage.
 inline double micro_batches_in_flight(PipelineSchedule schedule, std::int64_t stages,
@@ -18,13 +18,13 @@ inline double micro_batches_in_flight(PipelineSchedule schedule, std::int64_t st
   switch (schedule) {
     case PipelineSchedule::kGpipe:
       return static_cast<double>(micro_batches);
-    case PipelineSchedule::kInterleaved: {  // counted in chunks of 1 / vpp of the stage
+    case PipelineSchedule::kInterleaved: {  // counted in chunks, each 1 / vpp of the stage
       const std::int64_t chunks = 2 * (stages - stage - 1) + (vpp - 1) * stages + 1;
       const auto each = static_cast<double>(vpp);
       return std::min(static_cast<double>(chunks), static_cast<double>(micro_batches) * each) /
              each;
     }
-    case PipelineSchedule::kZeroBubbleH1:  // stored until the deferred weight gradient
+    case PipelineSchedule::kZeroBubbleH1:  // activations are stored until the weight gradient
     case PipelineSchedule::kZeroBubbleV:
       return static_cast<double>(std::min(micro_batches, stages));
     case PipelineSchedule::kZeroBubbleH2:
@@ -43,14 +43,15 @@ inline double micro_batches_in_flight(PipelineSchedule schedule, std::int64_t st
 
 // Parameters per device when `shards` devices shard them: (parameters - experts) / shards + experts
 // / max(1, shards / ep). `ep` of those devices have different experts, so that an expert is on
-// shards / ep of them; less than one if tensor-parallel devices have copies of an expert.
+// shards / ep of them; `ep` is less than one if tensor-parallel devices have copies of an expert.
 inline double shared_parameters(double parameters, double experts, double shards,
                                 double ep) noexcept {
   const double copies = std::max(1.0, shards / ep);
   return (parameters - experts) / shards + experts / copies;
 }
 
-// Of devices with the same tensor index, how many have different experts; see shared_parameters.
+// Number of devices with the same tensor index that have different experts: `ep` of
+// shared_parameters().
 inline double expert_spread(const StrategyRecord& s) noexcept {
   return static_cast<double>(s.etp * s.ep) / static_cast<double>(s.tp);
 }
@@ -67,8 +68,8 @@ struct StateBytes {
   double optimizer;
 };
 
-// Parameters of a layer on one device, all and those that are trained, and shares of both if
-// replicas shard them.
+// Parameters of a layer on one device: all, and those that are trained; then what is left of both
+// if replicas shard them.
 struct LayerParameters {
   double all;
   double trained;
@@ -98,7 +99,7 @@ inline double more_state_bytes(const LayerKindRecord& size, int zero,
                                       : size.more_state_bytes;
 }
 
-// Gradients and optimiser state are those of trained parameters, weights of all.
+// Weights are of all parameters, gradients and optimiser state of the trained ones.
 inline StateBytes state_bytes(const TrainingRecord& training, int zero, const LayerKindRecord& size,
                               const LayerParameters& p) noexcept {
   return {
@@ -108,16 +109,17 @@ inline StateBytes state_bytes(const TrainingRecord& training, int zero, const La
           more_state_bytes(size, zero, p)};
 }
 
-// Bytes that accompany the weights of a layer, such as their copies in a smaller format.
+// Bytes that accompany a layer's weights, such as copies in a smaller format; sharded as weights
+// are.
 inline double copied_weights(double bytes, int zero, double parameters, double shared) noexcept {
   return zero >= 3 && parameters > 0.0 ? bytes * (shared / parameters) : bytes;
 }
 
-// Bytes of layers that are whole for a while although replicas shard them, two unless software
-// gathers each when it runs: with ZeRO 3 the weights of the running layer and of the prefetched
-// one, in the format in which they are gathered; with ZeRO 2 and 3 the gradients of the running
-// layer and of the one whose gradients are being reduced, if products add to buffers of gradients
-// (Megatron-FSDP, "at least two FSDP units worth" of each). `gradient_bytes` is zero otherwise.
+// Bytes of `layers` layers that are whole for a while although replicas shard them; two layers
+// unless software gathers each only when it runs. With ZeRO 3 these are the weights of the running
+// layer and of the prefetched one, in the format in which they are gathered; with ZeRO 2 and 3 the
+// gradients of the running layer and of the one whose gradients are being reduced (Megatron-FSDP,
+// "at least two FSDP units worth" of each). Without buffers of gradients `gradient_bytes` is zero.
 inline double unsharded_bytes(int zero, double parameters, double trained, double weight_bytes,
                               double gradient_bytes, double shards, double layers) noexcept {
   const double weights = zero >= 3 ? parameters * weight_bytes : 0.0;
@@ -131,8 +133,8 @@ struct MovingBytes {
   double live;     // of one layer while it is recomputed
   double once;     // of the head
   double buffers;  // of collectives and messages, gathered weights included
-  // If peaks are found layer by layer, while the layer with the largest sum runs backward: the
-  // stash that later layers have freed, and their gradients.
+  // If peaks are found layer by layer, `live` is that of the layer with the largest peak; while it
+  // runs backward, later layers have freed `freed` bytes of stash and have `later` of gradients.
   bool by_layer = false;
   double freed = 0.0;
   double later = 0.0;
@@ -158,10 +160,10 @@ struct PeakBytes {
 };
 
 // The maximum over the instants of a step. Activations of all micro-batches in flight are stored
-// when the last of their forward passes ends; from then on gradients are allocated as activations
-// are freed. After the first backward pass all gradients are allocated, which precedes that instant
-// if there are more micro-batches than fit in flight. `share` is the fraction lost to the
-// allocator.
+// when the last of their forward passes ends. If there are more micro-batches than fit in flight,
+// some have run backward by then and all gradients are allocated; otherwise gradients are allocated
+// while the first micro-batch runs backward and frees its activations. `share` is the fraction lost
+// to the allocator.
 inline PeakBytes peak_bytes(const MovingBytes& m, const LateGradients& g, double in_flight,
                             double micro_batches, double share) noexcept {
   const double stash = in_flight * m.stash;
@@ -182,7 +184,7 @@ inline PeakBytes peak_bytes(const MovingBytes& m, const LateGradients& g, double
   if (!all) {
     if (!m.by_layer)
       offer(PeakInstant::kFirst, others + g.first_stash, m.live, 0.0, g.all - g.first);
-    if (in_flight > 1.0) {  // the second micro-batch
+    if (in_flight > 1.0) {  // the second micro-batch runs backward
       offer(PeakInstant::kBackward, others, m.live, 0.0, g.all);
     } else {
       offer(PeakInstant::kStep, 0.0, 0.0, 0.0, g.all);

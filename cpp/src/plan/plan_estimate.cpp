@@ -13,7 +13,7 @@ namespace {
 constexpr std::size_t kBlock = 8;  // columns that are summed together
 constexpr std::size_t kSteps = 4;  // steps that are simulated together
 
-// A difference of times that is zero but for rounding is zero, so that no part is negative.
+// Zero for a difference of times that is negative by rounding alone.
 double without_rounding(double part_s, double whole_s) noexcept {
   return part_s < 0.0 && part_s > -1e-12 * whole_s ? 0.0 : part_s;
 }
@@ -27,7 +27,7 @@ bool same_times(const KindTimes& a, const KindTimes& b, std::size_t kinds, std::
          same(a.backward_s, b.backward_s, kinds * variants);
 }
 
-// Room for so many numbers; those that were there before have any value.
+// Makes room for `count` numbers, whose values are unspecified until they are written.
 void reserve(std::vector<double>* numbers, std::size_t count) {
   if (numbers->size() < count) numbers->resize(count);
 }
@@ -125,7 +125,7 @@ std::size_t PlanEstimator::add_step(const Passes& passes, const PricedLayout* la
   return steps_.size() - 1;
 }
 
-// The plans, and the steps of plans that differ in their passes or messages.
+// Fills `rows_`, `sizes_` and `steps_`: plans with equal messages share the step of level 0.
 void PlanEstimator::list_rows() {
   rows_.clear();
   sizes_.clear();
@@ -169,7 +169,7 @@ void PlanEstimator::list_levels(std::span<const KindTimes> free) {
   for (std::size_t n = 0; n < kFreeLevels; ++n) {
     const KindTimes& own = free[n];
     if (own.forward_s == last->forward_s) continue;
-    // Where these costs are zero already, the step is the one before.
+    // Where the costs that this level makes free are zero already, its step is the one before.
     if (!same_times(own, *last, at(space_->kinds), variants))
       step = add_step(add_passes(), nullptr);
     last = &own;
@@ -177,8 +177,8 @@ void PlanEstimator::list_levels(std::span<const KindTimes> free) {
   }
 }
 
-// Weights are prefetched while the previous layer runs; sharded gradients are exchanged with every
-// micro-batch.
+// Fills the columns of passes. The exchanges of `row` overlap them: weights are prefetched while
+// the previous layer runs; sharded gradients are exchanged with every micro-batch.
 void PlanEstimator::fill_passes(const Passes& passes, const KindTimes& times, const Row* row) {
   const auto kinds = at(space_->kinds);
   const double contention = space_->training.contention;
@@ -236,7 +236,7 @@ void PlanEstimator::fill_columns() {
   }
 }
 
-// Adds layer after layer, so that every sum is rounded as if it was computed alone.
+// Adds layer after layer, so that every sum has the rounding of a column that is summed alone.
 void PlanEstimator::sum_columns() {
   using Block = Lanes<kBlock>;
   const int last = space_->layers - 1;
@@ -258,7 +258,7 @@ void PlanEstimator::sum_columns() {
   }
 }
 
-// The sums of each chunk, and of each stage.
+// Fills the sums of each chunk and of each stage.
 void PlanEstimator::add_stages() {
   reserve(&of_chunk_, at(stages_) * at(chunks_) * columns_);
   if (chunks_ > 1) of_stage_.assign(at(stages_) * columns_, 0.0);
@@ -293,7 +293,7 @@ double PlanEstimator::backward_s(std::size_t column, int stage, int chunk) const
 
 // ---- steps ----
 
-// The passes of all steps, and the longest load of each.
+// Fills the seconds of all passes and the loads of stages in every step, and the largest load.
 void PlanEstimator::find_loads() {
   const std::size_t steps = steps_.size();
   width_ = steps == 1 ? 1 : (steps + kSteps - 1) / kSteps * kSteps;
@@ -311,8 +311,8 @@ void PlanEstimator::find_loads() {
   }
 }
 
-// The passes of layers i..j, a chunk of a stage, in all steps, and what they add to its load. The
-// last steps, which only fill up the number, are the first again.
+// Fills the passes of a chunk, layers i..j, in all steps, and adds them to the stage's loads. The
+// steps that fill up `width_` repeat the first one.
 void PlanEstimator::find_passes(int stage, int chunk, int i, int j, double* load_s) {
   const std::size_t own = at(stage) * at(chunks_) + at(chunk);
   const double* const sums = chunk_sums(stage, chunk);
@@ -357,7 +357,8 @@ void PlanEstimator::simulate(PipelinePlayer* player) {
   }
 }
 
-// The longest work after the last pass, as StepPlayer::take_passes has it.
+// The longest work of a stage after the last pass of the step, by the rule of
+// StepPlayer::take_passes.
 double PlanEstimator::longest_tail_s(const Row& row) const {
   const bool one_way = !bidirectional(shape());
   const double contention = space_->training.contention;
@@ -375,8 +376,8 @@ double PlanEstimator::longest_tail_s(const Row& row) const {
   return longest_s;
 }
 
-// Of the steps without exchanges, by stage: the backward passes of the stages before it. The first
-// are those with messages; then follow the levels.
+// Fills `before_s_`: for every stage and level, the backward passes (of one chunk each) of the
+// stages before it.
 void PlanEstimator::find_before() {
   const bool one_way = !bidirectional(shape());
   const std::size_t count = levels_.size() + 1;
@@ -391,7 +392,8 @@ void PlanEstimator::find_before() {
   }
 }
 
-// The longest work after the last pass at each level if exchanges cost nothing.
+// Fills `tails_s_`: at every level, the longest work of an optimiser after the last backward pass
+// of the step.
 void PlanEstimator::find_tails() {
   const std::size_t count = levels_.size() + 1;
   tails_s_.assign(sizes_.size() * count, 0.0);
@@ -407,7 +409,7 @@ void PlanEstimator::find_tails() {
   }
 }
 
-// The work of the stages in the last level.
+// The mean and the largest work of a stage on a micro-batch in the last level.
 void PlanEstimator::find_work() {
   const Passes& passes = levels_.empty() ? plain_ : steps_[levels_.back().step].passes;
   mean_s_ = again_s_ = most_s_ = 0.0;
@@ -424,9 +426,9 @@ void PlanEstimator::find_work() {
   }
 }
 
-// The parts of the step: the cost of each kind of communication, and of the host, is the decrease
-// of the step time when it becomes free as well. The rest is a step in which only the devices' own
-// work takes time.
+// The parts of the step time: the cost of each kind of communication, and of the host, is the
+// decrease of the step time to the level that makes it free. In the last level only the devices'
+// own work takes time.
 PlanParts PlanEstimator::parts(const Row& row, double time_s) const {
   PlanParts found{};
   const double* const tails_s = &tails_s_[row.sizes * (levels_.size() + 1)];
@@ -458,7 +460,7 @@ PlanParts PlanEstimator::parts(const Row& row, double time_s) const {
 
 // ---- bytes ----
 
-// Sums of activations over the layers of a strategy, in each of its variants.
+// Bytes of activations of the layers before each position, in each variant of the strategy.
 void PlanEstimator::sum_bytes() {
   const int strategy = shape().strategy;
   const std::array<const void*, 2> of{&space_->strategies[at(strategy)],
@@ -525,8 +527,9 @@ PlanEstimator::StageBytes PlanEstimator::stage_bytes(int stage) {
   return own;
 }
 
-// Weights, gradients and optimiser state of every stage: the sums over its layers in order, of all
-// `sizes_` together. Most stages have equal blocks alone, whose sums are computed once.
+// Bytes of weights, gradients and optimiser state of every stage, for all `sizes_` together, added
+// in the order of the layers. A stage of equal blocks alone has the sums of the stage before it if
+// that one has as many.
 void PlanEstimator::sum_states() {
   const auto kinds = at(space_->kinds);
   state_width_ = (3 * sizes_.size() + kSteps - 1) / kSteps * kSteps;
@@ -564,7 +567,7 @@ void PlanEstimator::sum_state(int stage, std::size_t first) {
   sum.store(&states_[at(stage) * state_width_ + first]);
 }
 
-// Of several chunks, the first chunk of the model is the last to run backward.
+// Of a stage's chunks, the one that comes first in the model is the last to run backward.
 LateGradients PlanEstimator::late_gradients(int stage) const {
   LateGradients found{0.0, 0.0, 0.0, stage_bytes_[at(stage)].first_stash};
   if (late_.empty()) return found;
@@ -580,7 +583,7 @@ LateGradients PlanEstimator::late_gradients(int stage) const {
   return found;
 }
 
-// Finds the fullest stage.
+// Finds the fullest stage and its bytes; appends the bytes of every stage to `stages` if given.
 void PlanEstimator::find_sizes(Sizes* sizes, std::vector<StageEstimate>* stages) {
   const PricedLayout& layout = *sizes->layout;
   const LayoutCosts& costs = space_->layout_costs[at(layout.costs)];
@@ -632,8 +635,8 @@ void PlanEstimator::find_sizes(Sizes* sizes, std::vector<StageEstimate>* stages)
 
 // ---- joules ----
 
-// Sums over all layers, stage by stage: one rule for the joules of passes and for parameters. Plans
-// of one strategy with one chunk a stage in one variant have them in common.
+// Joules of passes and numbers of parameters, summed over all layers, stage by stage. Plans of one
+// strategy share these sums if stages have one chunk each and all layers one variant.
 void PlanEstimator::find_totals() {
   const LayoutRecord& l = shape();
   const auto& codes = partition_->variants;
@@ -666,7 +669,7 @@ void PlanEstimator::find_totals() {
   }
 }
 
-// The bytes that the optimiser moves.
+// The bytes that the optimiser moves to and from HBM, of all `sizes_`.
 void PlanEstimator::find_moved() {
   const std::size_t width = (sizes_.size() + kSteps - 1) / kSteps * kSteps;
   moved_.assign((at(space_->kinds) + 1) * width, 0.0);
@@ -708,7 +711,7 @@ double PlanEstimator::energy_j(const Row& row, double time_s) const {
   double synced = 2.0 * gradients;
   if (l.zero == 1) synced = gradients + weights;
   if (l.zero >= 2) synced = m * gradients + (l.zero == 3 ? 2.0 * m : 1.0) * weights;
-  const double among = 2.0 * (costs.copies - 1.0) / costs.copies;  // groups that share state
+  const double among = 2.0 * (costs.copies - 1.0) / costs.copies;  // groups that shard state
   synced += among * trained * t.gradient_bytes / costs.shards;
   const double hops = l.pp > 1 ? places_of(l) - 1 : 0.0;
   const double sent = inner * m * (s.sent_bytes + 2.0 * hops * s.message_bytes) + inner * synced;

@@ -1,6 +1,10 @@
-// Estimates of given plans, many at once: those that differ in sharding, ZeRO stage and rank order
-// alone have most of their sums and simulated steps in common. Private to the kernel; one object
-// per thread, reused so that memory is allocated once.
+// Estimates of given plans, many at once: plans that differ in sharding, ZeRO stage and rank order
+// alone share most of their sums and simulated steps. A step here is one training step, simulated
+// with given seconds for each pass (forward, backward or weight gradient of a micro-batch in a
+// chunk). Exchanges are those of gradients and weights among replicas. Level 0 is the step of a
+// plan in which exchanges take no time; each further level makes one more cost free: messages
+// between stages, then as in kFreeLevels. Private to the kernel; one object per thread, reused so
+// that memory is allocated once.
 #pragma once
 
 #include <array>
@@ -19,53 +23,52 @@ class PlanEstimator {
  public:
   // Plans of one strategy with the same stages, chunks, schedule, micro-batches and partition.
   struct Group {
-    const LayoutOnChip& on;                // of one of them
-    std::span<const std::size_t> layouts;  // numbers in the space
+    const LayoutOnChip& on;                // of one of the plans
+    std::span<const std::size_t> layouts;  // positions in the space's list of layouts
     const Partition& partition;
     KindTimes times;
-    std::span<const KindTimes> free;  // of kFreeLevels levels; else no parts are estimated
+    std::span<const KindTimes> free;  // of kFreeLevels levels; empty: parts are not estimated
     double usable_bytes;
   };
 
-  // Estimates them, in the order of the layouts. `stages`, if given, are those of the first plan.
-  // Valid until the next call.
+  // Estimates the plans of a group, in the order of its layouts. `stages`, if given, receives the
+  // stages of the first plan. The result is valid until the next call.
   std::span<const PlanEstimate> estimate(const Group& group, PipelinePlayer* player,
                                          std::vector<StageEstimate>* stages = nullptr);
 
  private:
-  // Seconds of passes: columns of the sums below.
+  // Columns of the sums below with the seconds of passes; `plain`: backward, nothing recomputed.
   struct Passes {
     std::size_t forward, plain, weight_grad;
-    std::size_t backward;  // of the first used variant
+    std::size_t backward;  // of the first used variant; those of the others follow
   };
-  // A step that is simulated: its passes, and the layout of its messages; null: messages are free.
+  // A step to be simulated: its passes, and the layout of its messages; null: messages are free.
   struct Step {
     Passes passes;
     const PricedLayout* layout;
   };
-  // Plans that differ in rank order alone have the same bytes.
+  // Bytes of plans that differ in rank order alone, and so have the same bytes.
   struct Sizes {
-    std::array<std::int64_t, 3> of;  // replicas, those that share state, ZeRO stage
+    std::array<std::int64_t, 3> of;  // replicas, those that shard state together, ZeRO stage
     const PricedLayout* layout;      // of the first such plan
-    std::size_t own_step;            // column
-    PlanEstimate fullest;            // its bytes
-    double moved_bytes;              // by the optimiser
+    std::size_t own_step;            // column: optimiser without exchanges
+    PlanEstimate fullest;            // with the memory of the fullest stage only
+    double moved_bytes;              // to and from HBM by the optimiser
   };
   struct Row {
     const PricedLayout* layout;
     const LayoutCosts* costs;
     std::size_t step, plain_step;  // positions in `steps_`: with exchanges during passes, without
     std::size_t sizes;
-    std::size_t sync, after;  // columns: exchanges and the optimiser after the last pass
+    std::size_t sync, after;  // columns: exchange of gradients; optimiser with gathers of weights
   };
-  // The step with exchanges at no cost, and then with messages and more and more of the other
-  // communication at no cost.
+  // A level after level 0, see above.
   struct Level {
-    std::size_t part;  // of the step that this level makes free, see `parts`
+    std::size_t part;  // number of the cost that this level makes free, in the order of `parts`
     const KindTimes* times;
     std::size_t step;
   };
-  // Sums over all layers of the plans of a strategy, stage by stage.
+  // Sums over all layers, stage by stage, and what plans with the same sums have in common.
   struct Totals {
     std::int32_t strategy = -1;
     const double* times = nullptr;
@@ -78,9 +81,9 @@ class PlanEstimator {
   struct StageBytes {
     StageRecompute recompute;
     double in_flight, live, once, stash, first_stash;
-    int blocks;                   // if they are alike and the stage has nothing else, else -1
-    std::size_t kinds_at, kinds;  // of its layers, in `kinds_in_`
-    std::size_t state_at;         // in `states_`
+    int blocks;                   // number of blocks if the stage has equal blocks alone, else -1
+    std::size_t kinds_at, kinds;  // first and number of its layers' kinds in `kinds_in_`
+    std::size_t state_at;         // position of its state in `states_`
   };
 
   const LayoutRecord& shape() const noexcept { return space_->layouts[layouts_[0]].record; }
@@ -144,41 +147,42 @@ class PlanEstimator {
   int stages_ = 0;
   int chunks_ = 0;
   bool split_ = false;                  // whether weight gradients are passes of their own
-  std::vector<std::int32_t> variants_;  // that stages use
+  std::vector<std::int32_t> variants_;  // recompute variants that stages use
   std::array<std::size_t, kMaxVariants> variant_at_{};
   std::vector<Row> rows_;
   std::vector<Sizes> sizes_;
   std::vector<Step> steps_;    // of rows; those of levels follow
-  std::vector<Level> levels_;  // the first without exchanges, messages included
-  Passes plain_{};             // without exchanges
+  std::vector<Level> levels_;  // levels 1, 2, ...
+  Passes plain_{};             // of level 0
   std::vector<PlanEstimate> found_;
 
-  // Sums of columns of seconds over the layers before a position, at the positions that are needed.
+  // Columns of seconds, summed over the layers before a position, at cuts and at borders between
+  // recompute variants.
   std::size_t columns_ = 0;
-  std::vector<double> by_kind_;          // [kind][column], the last layer after all kinds
+  std::vector<double> by_kind_;          // [kind][column]; the row after all kinds: last layer
   std::vector<std::int32_t> positions_;  // rising
   std::vector<std::size_t> position_at_;
   std::vector<double> sums_;      // [position][column]
   std::vector<double> of_chunk_;  // [stage * chunks + chunk][column]
   std::vector<double> of_stage_;  // [stage][column]
 
-  // Steps: by pass and step, and by step.
-  std::size_t width_ = 0;  // steps, filled up
+  // Seconds in the simulated steps: [pass of a chunk][step], `loads_s_` [stage][step], then [step].
+  std::size_t width_ = 0;  // number of steps, filled up to a multiple of kSteps unless it is one
   std::vector<double> forward_s_, backward_s_, weight_grad_s_, loads_s_, max_load_s_, step_s_;
-  std::vector<double> before_s_;  // [stage][level]: backward passes of the stages before it
+  std::vector<double> before_s_;  // [stage][level]: backward passes of the earlier stages
   std::vector<double> tails_s_;   // [sizes][level]
   double mean_s_ = 0.0;           // of the stages' work on a micro-batch
-  double again_s_ = 0.0;          // mean of their recomputation
-  double most_s_ = 0.0;           // the longest
+  double again_s_ = 0.0;          // mean of the stages' recomputation
+  double most_s_ = 0.0;           // longest work of a stage
 
   // Bytes: sums over the layers before each position, of the strategy `bytes_of_`.
   std::array<const void*, 2> bytes_of_{};
   std::vector<double> once_, stash_;  // by position; [variant][position]
-  std::vector<double> late_;          // the same, of one of `sizes_`; empty: no late gradients
+  std::vector<double> late_;          // late gradients by position, of one of `sizes_`; empty: none
   std::vector<double> by_chunk_;      // scratch
   std::vector<StageBytes> stage_bytes_;
   std::vector<std::int32_t> kinds_in_;
-  std::vector<std::int32_t> layer_kinds_;  // of all layers, stage by stage
+  std::vector<std::int32_t> layer_kinds_;  // kinds of all layers, stage by stage
   std::vector<double> moved_;              // scratch
   // Weights, gradients and optimiser state of all `sizes_`, by kind and by stage.
   std::size_t state_width_ = 0;

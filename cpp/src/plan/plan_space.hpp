@@ -25,7 +25,7 @@ inline PipelineSchedule schedule_of(const LayoutRecord& layout) noexcept {
 }
 
 // Whether micro-batches enter from both ends of the pipeline, half of them in each direction, so
-// that two devices have every part of the model.
+// that each part of the model is on two devices.
 inline bool bidirectional(const LayoutRecord& layout) noexcept {
   return schedule_of(layout) == PipelineSchedule::kDualPipe;
 }
@@ -41,8 +41,8 @@ inline bool same_shape(const LayoutRecord& a, const LayoutRecord& b) noexcept {
          a.micro_batches == b.micro_batches;
 }
 
-// Whether all partitions of a layout are searched; those of others are assignments of layers to
-// chunks that differ by one layer at most, and `PlanSpaceImpl::cuts_of_software`.
+// Whether all partitions of a layout are searched. For other layouts only those whose chunks differ
+// by at most one layer, and that of PlanSpaceImpl::cuts_of_software(), are searched.
 inline bool searches_partitions(const LayoutRecord& layout) noexcept {
   const PipelineSchedule schedule = schedule_of(layout);
   if (layout.vpp > 1) return false;
@@ -50,14 +50,14 @@ inline bool searches_partitions(const LayoutRecord& layout) noexcept {
          (schedule == PipelineSchedule::kZeroBubbleH1 && layout.micro_batches >= layout.pp);
 }
 
-// Passes of each chunk of a device in one step.
+// Forward passes that each chunk of a device runs in one step.
 inline double rounds_of(const LayoutRecord& layout) noexcept {
   return static_cast<double>(layout.micro_batches) * (bidirectional(layout) ? 0.5 : 1.0);
 }
 
-// Layers of a strategy with given replicas, ZeRO stage and rank order. Arrays are by kind; the kind
-// after the last is the head with its copy of a tied embedding, which replaces the head if there
-// are several stages.
+// Costs of a strategy's layers with given replicas, ZeRO stage and rank order. Arrays are by kind;
+// the kind after the last is the head with its copy of a tied embedding, which replaces the head if
+// there are several stages.
 struct LayoutCosts {
   explicit LayoutCosts(int kinds) : states(at(kinds) + 1), values_(9 * (at(kinds) + 1)) {
     std::span<double> rest(values_);
@@ -82,36 +82,37 @@ struct LayoutCosts {
   std::span<const double> message_s;  // from stage k - 1 to stage k; entry 0 is not used
   double bucket_s = 0.0;              // of the gradients that are synchronised last
   double shards = 1.0;                // devices that shard state
-  double copies = 1.0;                // replicas of that state
+  double copies = 1.0;                // groups of devices that each have all of that state
 
  private:
   std::vector<double> values_;
 };
 
-// Number of blocks that fit into the stages of a layout, by position: entry s - 1 is the s-th stage
-// from the end. Private to the bounds.
+// Number of blocks that fit into each stage of a layout; entry s - 1 is the s-th stage from the
+// end. Private to the bounds.
 struct StageCapacities {
   std::vector<double> plain;     // in the plain variant
-  std::vector<double> smallest;  // in the variant with the least memory, except the plain one
-  std::vector<double> plain_sum, best_sum;  // over the last s stages; of whole blocks
+  std::vector<double> smallest;  // in the variant that fits the most, except the plain one
+  // Sums over the last s stages: of `plain`, and of whole blocks in the variant that fits the most.
+  std::vector<double> plain_sum, best_sum;
 };
 
 // Coefficients of a layout's bound; docs/search.md has the proof of each.
 struct LayoutBound {
-  double loads;  // of the longest load
-  double works;  // of the work of a micro-batch
-  double chunk;  // interleaved: blocks of a chunk at least
-  double early;  // stages followed by at least as many as there are micro-batches; 0: not counted
+  double loads;  // factor of the largest load of a stage
+  double works;  // factor of the work of a micro-batch on all stages
+  double chunk;  // interleaved: least number of blocks of a chunk; else 0
+  double early;  // stages with at least as many later stages as micro-batches; 0: not counted
   double sends_s;
   double tail_s;
   double step_bytes;
   double sync_s;
-  double whole;    // blocks of the longest stage, if all were equal
-  double missing;  // empty places in that case, negated
+  double whole;    // blocks of the longest stage if stages are as even as possible
+  double missing;  // blocks minus stages x `whole`: at most zero
 };
 
-// The blocks that bounds count: those with at least so many parameters. Of the blocks that differ,
-// few small ones are left out.
+// The blocks that bounds count: those with at least `parameters` parameters. If blocks differ, a
+// few small ones may be left out.
 struct CountedBlocks {
   double parameters = 0.0;
   int count = 0;
@@ -120,7 +121,7 @@ struct CountedBlocks {
 // One layout with one memory limit: whether it fits, and how much must be recomputed.
 struct LayoutFit {
   std::int32_t capacities = -1;  // position in the list of StageCapacities; -1: does not fit
-  double recomputed = 0.0;       // blocks, at least
+  double recomputed = 0.0;       // lower bound on the number of recomputed blocks
 };
 
 struct PricedLayout {
@@ -131,12 +132,12 @@ struct PricedLayout {
   LayoutBound bound;
 };
 
-// A line over the work of a micro-batch.
+// A lower bound on a step as a linear function of the work of a micro-batch.
 struct BoundLine {
   double slope;
   double height_s;
 
-  // At most the value of `bound_of_layout` for its layout, including rounding of the sums.
+  // At most what bound_of_layout() returns for the line's layout, even after rounding of the sums.
   double least_s(double work_s) const noexcept {
     return (slope * work_s + height_s) * (1.0 - 2e-9);
   }
@@ -149,10 +150,10 @@ struct LayoutBounds {
   std::vector<StageCapacities> stage_capacities;
   std::vector<LayoutFit> layout_fits;                 // [layout * limits + limit]
   std::vector<std::int64_t> without_plan;             // by limit: marked layouts that do not fit
-  std::vector<std::vector<BoundLine>> lines;          // by strategy and limit: the lowest ones
-  std::vector<std::vector<std::int64_t>> fitting;     // the same: layouts that may fit, those with
-                                                      // the least to pay for work first
-  std::vector<std::vector<BoundLine>> fitting_lines;  // of each of those
+  std::vector<std::vector<BoundLine>> lines;          // by strategy and limit: the lowest lines
+  std::vector<std::vector<std::int64_t>> fitting;     // by strategy and limit: layouts that may
+                                                      // fit, by ascending slope of their lines
+  std::vector<std::vector<BoundLine>> fitting_lines;  // the line of each layout in `fitting`
 };
 
 template <std::size_t N>
@@ -164,26 +165,26 @@ struct HashOfWords {
   }
 };
 
-// Seconds of the collectives and messages of a space while it is built: many layouts have groups of
-// the same shape, and a group exchanges few different numbers of bytes.
+// Cache of the seconds of collectives and messages while a space is built: many layouts have groups
+// of the same shape, and a group exchanges few different numbers of bytes.
 struct GroupPrices {
   struct Price {
     CollectiveOp op;
     double bytes, time_s;
   };
   std::unordered_map<std::array<std::int64_t, 4>, std::vector<Price>, HashOfWords<4>> collectives;
-  // By the ranks' four numbers, their runs and the bits of the bytes.
+  // By the five numbers that describe the ranks in message_s(), and the bits of the bytes.
   std::unordered_map<std::array<std::int64_t, 6>, double, HashOfWords<6>> messages;
 };
 
-// A group of ranks and what its collectives are known to take.
+// A group of ranks and the known prices of its collectives.
 struct PricedGroup {
   GroupShape shape;
   std::vector<GroupPrices::Price>* prices;
 };
 
-// The groups that exchange the state of a layout: devices with the same weights, and with the same
-// experts, that share state; devices with the same share of it.
+// Groups of devices that exchange the state of a layout: `dense` shard the same weights, `experts`
+// (`expert_holders` devices) the same experts; `copies` have the same shard.
 struct ExchangeGroups {
   PricedGroup dense, experts, copies;
   std::int64_t expert_holders;
@@ -204,7 +205,7 @@ class PlanSpaceImpl {
   int kinds = 0;
   int layers = 0;
   int blocks = 0;
-  int first_block = 0;  // positions of the first block and after the last
+  int first_block = 0;  // positions of the first block, and of the layer after the last block
   int last_block = 0;
   bool chain = true;
   bool free_cuts = true;      // whether a cut is allowed at every position
@@ -227,15 +228,15 @@ class PlanSpaceImpl {
   std::vector<CountedBlocks> counted;  // by strategy
   std::vector<std::uint8_t> by_work;   // by strategy: whether the software divides layers by work
   std::vector<LayoutCosts> layout_costs;
-  std::deque<std::vector<double>> messages;  // that they have
+  std::deque<std::vector<double>> messages;  // to which `message_s` of `layout_costs` points
   std::vector<PricedLayout> layouts;
 
-  mutable InFlightCache peaks_in_flight;  // a cache: its values do not depend on the caller
+  mutable InFlightCache peaks_in_flight;  // its values do not depend on who computes them
   std::unique_ptr<SolverPool> solvers;
 
   LayoutBounds bounds;
 
-  // Where the software divides layers by work: its cuts; else none.
+  // The cuts of software that divides layers by work; empty for other software.
   std::vector<std::int32_t> cuts_of_software(const LayoutRecord& layout) const;
   const LayerKindRecord& size_of(int strategy, int kind) const noexcept {
     return sizes[at(strategy) * at(kinds + 1) + at(kind)];
@@ -248,7 +249,7 @@ class PlanSpaceImpl {
   int kind_at(int position, int stages) const noexcept {
     return stages > 1 && position == layers - 1 ? kinds : order[at(position)];
   }
-  // Messages that a stage waits for, forward and backward.
+  // Number of messages that the stage of layers i..j waits for, forward and backward.
   int enters(int i, int j) const noexcept {
     return chain ? (i > 0) : enters_[at(i) * at(layers + 1) + at(j)];
   }
@@ -273,7 +274,7 @@ class PlanSpaceImpl {
                       LayoutCosts* costs) const;
   struct Sender {
     std::int64_t rank;
-    std::int64_t unit;  // ranks below the tier that its message crosses
+    std::int64_t unit;  // ranks of one unit below the highest tier that its message crosses
   };
   Sender highest_sender(std::int64_t low, std::int64_t block, std::int64_t distance) const noexcept;
   bool slower_outward(double bytes) const noexcept;
@@ -306,21 +307,21 @@ class PlanSpaceImpl {
   std::array<LastMessages, 2> last_messages_;
 };
 
-// The terms of bounds on a step; one micro-batch on one device.
+// Terms of the bounds on a step: seconds of one micro-batch, each layer on its own device.
 struct StepTotals {
   double work_s;      // both passes of all layers, nothing recomputed
   double backward_s;  // the backward passes alone
   double block_s;     // both passes of the shortest block
-  double counted_s;   // both passes of the shortest one that is counted
-  double again_s;     // the least that recomputing a block adds, or saving the bytes of one where
-                      // some blocks may be recomputed alone; zero if that is impossible
+  double counted_s;   // both passes of the shortest counted block (CountedBlocks)
+  double again_s;     // the least that recomputing a block adds; if stages may recompute some of
+                      // their blocks, that saving a block's bytes adds; 0 if impossible
   double first_s;     // both passes of the layers before all blocks
-  double last_s;      // both passes of the layers after them
+  double last_s;      // both passes of the layers after all blocks
   double blocks_backward_s;  // the backward passes of all blocks
   double backward_share;     // the largest share of a block's passes that is backward
   bool plain_is_fastest;     // no variant is faster than the plain one
 };
-// With the costs of a layout, including exchanges during passes.
+// The terms of a strategy on a chip; given the costs of a layout, with exchanges during passes.
 StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& times,
                      const LayoutCosts* costs = nullptr) noexcept;
 
@@ -334,16 +335,16 @@ inline double line_work_s(const PlanSpaceImpl& space, const StepTotals& t) noexc
 // more than `most` blocks.
 double least_memory(const PlanSpaceImpl& space, const PricedLayout& layout, double usable_bytes,
                     double most);
-// Whether all stages together hold every block if each has `usable_bytes`.
+// Whether all stages together can hold every counted block if each has `bytes` of memory.
 bool holds_all(const PlanSpaceImpl& space, const PricedLayout& layout, double usable_bytes,
                double bytes);
-// The same from the total number of blocks that all stages hold; `low` is a known lower bound.
+// Lower bound on the memory with which holds_all() is true; `low` is a known lower bound.
 double least_memory_of_all(const PlanSpaceImpl& space, const PricedLayout& layout,
                            double usable_bytes, double low);
 
-// Lower bound on every plan of a layout; a cheaper, weaker value if that is above `enough_s`.
-// `totals` are those of `times` under the layout's strategy. `load_s`, if given, is a known lower
-// bound on the load of some stage.
+// Lower bound on every plan of a layout; a cheaper, weaker bound if that is above `enough_s`
+// already. `totals` are those of `times` under the layout's strategy. `load_s`, if given, receives
+// a lower bound on the largest load of a stage.
 double bound_of_layout(const PlanSpaceImpl& space, std::size_t layout, std::size_t memory_limit,
                        const StepTotals& totals, const KindTimes& times, double enough_s,
                        double* load_s = nullptr) noexcept;

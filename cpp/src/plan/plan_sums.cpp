@@ -17,8 +17,8 @@ void PassSums::build(const PlanSpaceImpl& space, const PricedLayout& layout,
   variants_ = space.strategies[at(layout.record.strategy)].variants;
   before_.resize(layers + 1);
   backward_.resize(at(variants_) * (layers + 1));
-  // Weights are prefetched while the previous layer runs; sharded gradients are exchanged with
-  // every micro-batch.
+  // Exchanges overlap passes: weights are prefetched while the previous layer runs; sharded
+  // gradients are exchanged with every micro-batch.
   const auto seconds = [&](std::size_t timed, std::size_t kind) {
     Seconds own{times.forward_s[timed], times.plain_s[timed], times.weight_grad_s[timed], 0.0};
     if (zero >= 3) own.forward = overlapped_s(own.forward, costs.fetch_s[kind], contention);
@@ -32,7 +32,7 @@ void PassSums::build(const PlanSpaceImpl& space, const PricedLayout& layout,
     if (zero < 2) return own_s;
     return overlapped_s(own_s, costs.fetch_s[kind] + costs.each_s[kind], contention);
   };
-  // The last layer may be of another kind than its times.
+  // The last layer may have the costs of another kind than its times, see kind_at().
   const std::size_t last = at(space.kind_at(space.layers - 1, layout.record.pp));
   const std::int32_t* const order = space.order.data();
   by_kind_.resize(kinds + 1);
@@ -99,7 +99,7 @@ void PlanSums::find_fastest(const KindTimes& times) {
   }
 }
 
-// Exchanges and the optimiser after the passes, and the bytes of state.
+// Sums of the exchanges and the optimiser after the last pass, and of the bytes of state.
 void PlanSums::add_costs(const KindTimes& times) {
   const std::size_t width = at(layers_) + 1;
   after_.resize(width);
@@ -129,7 +129,7 @@ void PlanSums::add_costs(const KindTimes& times) {
   }
 }
 
-// Both passes of each layer, the backward pass in the fastest variant.
+// Sums of both passes, the backward pass of each layer in its fastest variant.
 void PlanSums::find_work() {
   if (worked_) return;
   work_.resize(at(layers_) + 1);
@@ -140,7 +140,7 @@ void PlanSums::find_work() {
   worked_ = true;
 }
 
-// Activations, which no exchange changes.
+// Sums of activation bytes, which depend on the strategy alone and not on ZeRO or replicas.
 void PlanSums::add_bytes() {
   const int strategy = layout_->record.strategy;
   const std::size_t width = at(layers_) + 1;

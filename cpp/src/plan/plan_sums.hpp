@@ -1,5 +1,5 @@
-// Sums over the layers before each position of one layout on one chip, so that a stage costs a few
-// subtractions. Private to the kernel; one object per thread, reused.
+// Sums over the layers before each position, for one layout on one chip: a stage is a difference of
+// two of them. Private to the kernel; one object per thread, reused.
 #pragma once
 
 #include <algorithm>
@@ -12,16 +12,16 @@
 
 namespace phaze {
 
-// Finds the layer of a stage of one chunk with the largest peak, if peaks are found by layer.
-// `border` is the end of the layers that are recomputed by variant `more`; `late`: whether
-// gradients are allocated as they are computed.
+// If the strategy has `layer_peaks`, finds the layer with the largest peak in a stage of one chunk,
+// layers i..j, and sets its bytes in `moving`. `border` is the end of the layers that use variant
+// `more`; `late`: whether gradients are allocated as they are computed.
 void find_layer_peak(const PlanSpaceImpl& space, const LayoutRecord& layout,
                      const LayoutCosts& costs, StageRecompute r, std::array<int, 3> i_border_j,
                      bool late, MovingBytes* moving) noexcept;
 
 class PassSums {
  public:
-  // Sums of a layout on a chip.
+  // Computes the sums of a layout on a chip.
   void build(const PlanSpaceImpl& space, const PricedLayout& layout, const LayoutCosts& costs,
              const KindTimes& times);
 
@@ -54,11 +54,11 @@ class PassSums {
   int variants() const noexcept { return variants_; }
 
  private:
-  // Stored together so that they are summed at once.
+  // Stored together so that one loop sums all of them.
   struct Seconds {
     double forward, plain, weight_grad, unused;
   };
-  std::vector<Seconds> by_kind_;  // scratch; then the last layer
+  std::vector<Seconds> by_kind_;  // scratch; the last layer follows the kinds
 
   double backward_part(int v, int i, int j) const noexcept {
     const std::size_t first = at(v) * before_.size();
@@ -71,7 +71,7 @@ class PassSums {
   std::vector<double> backward_;  // [variant][position]
 };
 
-// The passes of a layout on a chip, with the work after them and the bytes of its stages.
+// Sums of passes, of the work after the last pass, and of bytes, for one layout on one chip.
 class PlanSums : public PassSums {
  public:
   // Sums shared by layouts with the same costs are reused from one call to the next; call `forget`
@@ -90,7 +90,7 @@ class PlanSums : public PassSums {
   double sync_s(int i, int j) const noexcept { return after_[at(j)].sync - after_[at(i)].sync; }
   // The optimiser step including its exchanges.
   double step_s(int i, int j) const noexcept { return after_[at(j)].step - after_[at(i)].step; }
-  // Both passes in the fastest variant; call find_work() first.
+  // Computes the sums of both passes in the fastest variant, which work_s() reads.
   void find_work();
   double work_s(int i, int j) const noexcept { return part(work_, 0, i, j); }
   double live_bytes(StageRecompute r, int i, int j) const noexcept {  // largest of one layer
@@ -105,14 +105,14 @@ class PlanSums : public PassSums {
   // Whether no variant is faster than the first.
   bool first_is_fastest() const noexcept { return first_is_fastest_; }
 
-  // All bytes of stage number `stage`, layers i..j, in a variant.
+  // All bytes of stage number `stage`, layers i..j, under a recomputation.
   double bytes(StageRecompute r, int i, int j, int stage) const noexcept;
   LateGradients late_gradients(StageRecompute r, int i, int j) const noexcept;
   // Peak bytes of a stage in addition to resident state.
   PeakBytes peak(const MovingBytes& moving, const LateGradients& late, int stage) const noexcept;
   // The stage as used by the pipeline's clock.
   StagePass pass(StageRecompute r, int i, int j, int stage) const noexcept;
-  // Blocks of a chunk.
+  // Number of blocks among layers i..j.
   int blocks(int i, int j) const noexcept {
     return std::max(0, std::min(j, space_->last_block) - std::max(i, space_->first_block));
   }
@@ -126,7 +126,7 @@ class PlanSums : public PassSums {
   struct After {
     double sync, step;
   };
-  std::vector<After> by_kind_;  // scratch; then the last layer
+  std::vector<After> by_kind_;  // scratch; the last layer follows the kinds
 
   void find_fastest(const KindTimes& times);
   void add_costs(const KindTimes& times);
@@ -140,8 +140,8 @@ class PlanSums : public PassSums {
   const PricedLayout* layout_ = nullptr;
   const LayoutCosts* costs_ = nullptr;
   const double* times_ = nullptr;
-  bool alone_ = false;   // one stage
-  bool worked_ = false;  // whether `work_` is of these times
+  bool alone_ = false;   // whether there is one stage only
+  bool worked_ = false;  // whether `work_` is up to date
   int layers_ = 0;
   bool first_is_fastest_ = true;
   double buffers_ = 0.0;
@@ -150,8 +150,8 @@ class PlanSums : public PassSums {
   std::vector<After> after_;   // by position
   std::vector<double> resident_, late_, once_, work_;
   std::vector<double> in_flight_;         // by stage
-  std::vector<int> live_kinds_;           // kinds with bytes of one layer at a time
-  std::vector<std::int32_t> kind_count_;  // [of live_kinds_][position]
+  std::vector<int> live_kinds_;           // kinds with live or gathered bytes
+  std::vector<std::int32_t> kind_count_;  // [of live_kinds_][position]: earlier layers of a kind
 };
 
 }  // namespace phaze
