@@ -33,7 +33,7 @@ class NestTables {
   [[nodiscard]] const double* forward(int tier, int i) const noexcept {
     return forward_[static_cast<std::size_t>(tier)].data() + row(i);
   }
-  // Includes rerunning the layers if recomputation is on.
+  // Backward times of all stages but the last; with recomputation they include the rerun.
   [[nodiscard]] const double* backward(int tier, int i) const noexcept {
     return backward_[static_cast<std::size_t>(tier)].data() + row(i);
   }
@@ -43,7 +43,7 @@ class NestTables {
   }
   [[nodiscard]] const double* held(int i) const noexcept { return held_.data() + row(i); }
   [[nodiscard]] const double* stash(int i) const noexcept { return stash_.data() + row(i); }
-  // Of layers 0 up to j.
+  // Bytes of the weights of layers 0 up to j.
   [[nodiscard]] double weights(int j) const noexcept {
     return weights_[static_cast<std::size_t>(j)];
   }
@@ -59,15 +59,15 @@ class NestTables {
   std::vector<std::vector<double>> forward_;
   std::vector<std::vector<double>> backward_;
   std::vector<double> last_backward_;
-  std::vector<double> held_;   // states and activations
-  std::vector<double> stash_;  // for every stage that follows
+  std::vector<double> held_;   // bytes of states and activations
+  std::vector<double> stash_;  // bytes of activations, once more for every later stage
   std::vector<double> weights_;
 };
 
 namespace {
 
 // One message over a tier, at the rate of the slowest link up to that tier; above the lowest tier
-// it goes up and down.
+// the time counts twice, for the way up and the way down.
 class Message {
  public:
   Message(const NestNetwork& network, int tier)
@@ -157,13 +157,13 @@ double nest_sync(const NestNetwork& network, std::int64_t replicas, double bytes
                  std::int64_t apart) noexcept {
   if (replicas <= 1) return 0.0;
   const int highest = nest_tier(network, 0, (replicas - 1) * apart);
-  double below = 0.0;  // up to the level below
+  double below = 0.0;  // time up to the level below
   double halved = bytes;
   for (std::int64_t group = replicas; group > 1; group /= 2) {
     below += network.latency_s[0] + halved / network.bytes_per_s[0];
     halved *= 0.5;
   }
-  double between = 0.0;  // levels 1 to the one below, which are counted again
+  double between = 0.0;  // times of levels 1 to the one below, which count again
   for (int level = 1; level <= highest; ++level) {
     const double own =
         2.0 * (network.latency_s[at(level)] + bytes / network.bytes_per_s[at(level)]);
@@ -293,8 +293,8 @@ struct NestEpoch {
   std::int64_t most;
 };
 
-// Gradient exchanges take the same time for runs of replica counts; the largest count of a run has
-// the fewest rounds, and among counts with as few rounds the smallest is taken.
+// One replica count of each run of counts for which gradient exchanges take the same time: the
+// smallest with as few rounds as the run's largest count has.
 std::vector<NestReplicas> nest_replica_counts(const NestNetwork& network, std::int64_t stages,
                                               std::int64_t apart, std::int64_t micro_batches,
                                               NestEpoch among);
@@ -319,7 +319,7 @@ class NestTiers {
 std::vector<NestReplicas> nest_replica_counts(const NestNetwork& network, std::int64_t stages,
                                               std::int64_t apart, std::int64_t micro_batches,
                                               NestEpoch among) {
-  std::vector<std::int64_t> begins;  // of runs with as many rounds of the sync, over the same tier
+  std::vector<std::int64_t> begins;  // of runs with equally many exchange rounds over the same tier
   for (std::int64_t power = 1; power <= among.most; power *= 2) begins.push_back(power);
   std::int64_t inside = 1;
   for (const std::int64_t size : network.size) {
@@ -483,7 +483,8 @@ class SuffixRows {
     if (load < limit_s) done(tables_.layers(), load);
   }
 
-  // `rising` is non-decreasing in j and at most the load.
+  // Stages that begin at layer i, with `done` as in first_stages(). `rising` is a lower bound on
+  // the load that does not decrease with j.
   template <typename Done, typename Load>
   void scan(int i, const double* rising, const Done& done, double limit,
             const Load& load_of) const {
@@ -504,7 +505,7 @@ class SuffixRows {
   const NestRules& rules_;
   std::vector<double> loads_;  // of layers i to the end in stages() stages
   std::vector<double> next_;
-  std::vector<std::vector<std::int32_t>> ends_;  // by number of later stages: where a stage ends
+  std::vector<std::vector<std::int32_t>> ends_;  // [later stages][first layer]: end of the stage
 };
 
 class NestSearch {
@@ -527,7 +528,7 @@ class NestSearch {
       run_all_replicas();
       return;
     }
-    std::vector<double> fewest_rounds(at(most_stages_) + 1, kInfinite);  // >= this many stages
+    std::vector<double> fewest_rounds(at(most_stages_) + 1, kInfinite);  // by stages at least
     for (int p = most_stages_; p > 0; --p) {
       const double rounds = rounds_of(p, most_replicas(p));
       fewest_rounds[at(p)] = p < most_stages_ ? std::min(rounds, fewest_rounds[at(p) + 1]) : rounds;
@@ -543,7 +544,8 @@ class NestSearch {
   }
 
  private:
-  // A first stage that precedes the rows; `end` is -1 if there is none.
+  // The result of placing a first stage before the suffixes in `rows_`; `end` is the first layer
+  // after that stage, -1 if there is none.
   struct Completed {
     double time_s;
     double load_s;
@@ -551,7 +553,7 @@ class NestSearch {
     int end;
   };
 
-  // Plans with this many stages and one of these replica counts take at least `bound_s`.
+  // Plans with `stages` stages and a replica count in `among` take at least `bound_s`.
   struct Candidate {
     double bound_s;
     int stages;
@@ -570,7 +572,7 @@ class NestSearch {
     return static_cast<double>((rules_.micro_batches + replicas - 1) / replicas + stages - 1);
   }
 
-  // Between the stage followed by s - 1 others and the stage before it.
+  // The tier between the stage followed by s - 1 others and the stage before it.
   [[nodiscard]] int tier_after(int s) const noexcept {
     return nest_tier(network_, (s - 1) * stage_devices_, s * stage_devices_);
   }
@@ -606,8 +608,8 @@ class NestSearch {
         nest_sync(network_, found.replicas, tables_.weights(found.end), stages * stage_devices_);
   }
 
-  // Runs of replica counts that use the same tiers, each bounded by the time of the first replica
-  // alone; then those that can be best, in the order of their bounds.
+  // Finds the runs of replica counts that use the same tiers, bounds each by the time of the first
+  // replica alone, and solves those that can be best, in the order of their bounds.
   void run_all_replicas() {
     std::vector<Candidate> candidates;
     int out = 0;

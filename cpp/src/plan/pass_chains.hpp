@@ -38,8 +38,8 @@ struct PassChain {
 PassChain critical_chain(PipelineSchedule schedule, const PipelineLoads& loads,
                          PipelinePlayer* player);
 
-// Chains that ruled out layer assignments of a schedule, by its shape; most recently successful
-// first.
+// Chains that ruled out layer assignments, by shape (schedule, stages, chunks, micro-batches); the
+// most recently successful first.
 class PassChains {
  public:
   // Selects the shape that later calls refer to.
@@ -52,11 +52,11 @@ class PassChains {
     own_ = nullptr;
   }
 
-  // Whether some chain exceeds a limit.
+  // Whether some known chain, and so the step, takes more than a limit.
   bool above(const PipelineLoads& loads, double limit_s) noexcept;
 
   // Extracts a chain from a step that took too long, less often the more chains are known; `player`
-  // simulates it again. Null if there is none.
+  // simulates that step again. Null if no chain was extracted.
   const PassChain* learn(const PipelineLoads& loads, PipelinePlayer* player);
 
  private:

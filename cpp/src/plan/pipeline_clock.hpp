@@ -10,16 +10,16 @@ namespace phaze {
 
 // Summary of the stages after a cut.
 struct PipelineClock {
-  double bound_s;  // largest work plus waiting time of a stage, with the passes of earlier stages
-  double sent_s;   // zero-bubble: the same, until the last gradient is sent on
+  double bound_s;  // largest work plus waiting of a stage, with one micro-batch in stages before it
+  double sent_s;   // zero-bubble: that time until the stage's last gradient is sent on
   double trip_s;   // one micro-batch forward and back
-  double tail_s;   // the longest of gradients and optimiser after the last backward pass
+  double tail_s;   // longest gradient exchange and optimiser step after the last backward pass
   double load_s;   // of the slowest stage
 
   double time_s() const noexcept { return bound_s + tail_s; }
 
-  // Whether it is no worse in any respect, up to `nothing_s`: sums in another order differ in their
-  // last digits, and such a difference does not justify another plan.
+  // Whether this clock is no worse in any respect than the other, up to `nothing_s`: sums in
+  // another order differ in their last digits, and such a difference does not justify another plan.
   bool no_worse(const PipelineClock& other, double nothing_s) const noexcept {
     return bound_s <= other.bound_s + nothing_s && trip_s <= other.trip_s + nothing_s &&
            tail_s <= other.tail_s + nothing_s && sent_s <= other.sent_s + nothing_s;
@@ -60,9 +60,9 @@ struct StagePass {
 };
 
 // Prepends a stage to the placed stages, for m micro-batches, with `after` stages after it and
-// `before` before it. Its first backward pass waits for the trip through the later stages, minus
-// the forward passes it runs during that time; its last one for the same trip, minus the backward
-// passes.
+// `before` before it. The stage's first backward pass waits for the trip through the later stages,
+// minus the forward passes that the stage runs during that time; its last one waits for the same
+// trip, minus the backward passes.
 inline PipelineClock prepend_stage(const PipelineClock& rest, const StagePass& stage,
                                    std::int64_t m, int after, int before,
                                    bool zero_bubble) noexcept {
@@ -89,7 +89,7 @@ inline PipelineClock prepend_stage(const PipelineClock& rest, const StagePass& s
 
 // Gradients are exchanged during the last backward pass, except for one bucket; a later stage also
 // has the time in which the backward pass goes through the stages before it. For each overlapped
-// second the backward pass loses `contention`.
+// second the backward pass takes `contention` seconds longer.
 inline double tail_after(double sync_s, double own_backward_s, double bucket_s, double step_s,
                          double backward_before_s, double contention = 0.0) noexcept {
   const double exposed = std::min(sync_s, std::max(sync_s - own_backward_s, bucket_s));

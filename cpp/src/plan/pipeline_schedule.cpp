@@ -176,7 +176,7 @@ class PipelineOrder {
       backward_v(1);
     }
     const std::int64_t steady = n - (2 * p_ - d_ - 1);
-    const std::int64_t first = m_ < n ? steady : 0;  // written out if some are omitted
+    const std::int64_t first = m_ < n ? steady : 0;  // rounds written out: all if some are omitted
     for (std::int64_t k = 0; k < first; ++k) round_v();
     sink_.segment(1);
     if (steady > first) round_v();
@@ -226,7 +226,7 @@ class PipelineOrder {
       sink_.pass(Pass::kWeightGrad, there);
       sink_.pass(Pass::kForward, there);
     }
-    if (inner == 0) {  // these two are not overlapped
+    if (inner == 0) {  // the innermost device does not overlap these two
       sink_.pass(Pass::kForward, here);
       sink_.pass(Pass::kBackward, there);
     } else {
@@ -285,7 +285,7 @@ struct Token {
 
 struct Segment {
   std::size_t first;
-  std::size_t last;  // one past
+  std::size_t last;  // one past the last token
   std::int64_t repeats;
 };
 
@@ -302,7 +302,7 @@ struct Operation {
 // device is free, and the ends of passes whose results have not been read.
 struct Phase {
   std::int64_t rounds;
-  bool repeats;  // whether it is a segment of every device
+  bool repeats;  // whether the phase is a segment of every device
   std::size_t inputs;
   std::vector<Operation> operations;
   std::vector<std::uint32_t> state;  // values at the end
@@ -326,13 +326,14 @@ inline double rounding(double clock_s, double shift_s) noexcept {
   return 1e-13 * shift_s + 4.0 * kUlp * std::abs(clock_s);
 }
 
-// The whole state advances by these seconds in this many rounds; 0 rounds: it does not.
+// Every clock of a state advances by `seconds` in `rounds` rounds; 0 rounds: the clocks differ.
 struct Shift {
   double seconds;
   std::int64_t rounds;
 };
 
-// `count` clocks of one of W steps that are simulated together.
+// The shift between two states of `count` clocks, `rounds` rounds apart, of one of W steps that are
+// simulated together.
 template <std::size_t W>
 Shift shift_between(const double* before, const double* state, std::size_t count,
                     std::int64_t rounds) noexcept {
@@ -366,7 +367,7 @@ class PipelinePlayer::Game {
   double peak(std::int64_t device, std::span<const double> bytes, double weight_grad_share);
   void held(std::int64_t device, std::vector<double>* moments);
 
-  // Of a step that is loaded.
+  // These two simulate the step that is loaded.
   std::vector<PassEvent> events();
   std::vector<double> critical_passes();
 
@@ -406,7 +407,7 @@ class PipelinePlayer::Game {
   const Segment& segment(std::size_t device, std::size_t s) const {
     return orders_->segments[device * kSegments + s];
   }
-  // From the first slot on, of all steps that are simulated together.
+  // Seconds of one kind of pass, from the first slot on, of all steps that are simulated together.
   double* seconds_of(Pass kind, std::size_t together) noexcept {
     return &seconds_[static_cast<std::size_t>(kind) * slots_ * together];
   }
@@ -417,15 +418,15 @@ class PipelinePlayer::Game {
   std::map<PipelineShape, Orders> known_;
   std::size_t kept_ = 0;  // tokens and passes of all shapes
 
-  // Of each step that is simulated: by kind of pass and slot (a pair: this slot's forward with the
-  // other chunk's backward), and 0.
+  // Seconds of passes of each simulated step, by kind and slot (a pair: the slot's forward with the
+  // other chunk's backward pass); a 0 follows.
   std::vector<double> seconds_;
-  std::vector<double> values_;  // of a phase
+  std::vector<double> values_;  // of the current phase
   std::vector<double> state_;   // clocks after the last round
-  std::vector<double> before_;  // and before it
-  std::vector<double> marked_;  // and after round `marked_at_`
+  std::vector<double> before_;  // clocks before the last round
+  std::vector<double> marked_;  // clocks after round `marked_at_`
   std::int64_t marked_at_ = 0;
-  // A step that skips rounds: its clocks after them, and the round from which it goes on.
+  // A step that skips rounds: its clocks after these, and the round from which it goes on.
   struct Skipped {
     std::vector<double> state;
     std::int64_t until = 0;
@@ -787,9 +788,9 @@ class PhaseWriter {
     down_ = true;
   }
 
-  // Whether a forward (or backward) pass of a slot can start, and the value that it reads: not if
-  // its input has not been computed, or if its end would overwrite one that the neighbour has not
-  // read.
+  // Whether a forward (or backward) pass of a slot can start, and the value that it reads. It
+  // cannot if its input has not been computed, or if its end would overwrite a value that the
+  // neighbour has not read.
   bool ready(const std::vector<std::int64_t>& done, const std::vector<std::uint32_t>& ends,
              std::size_t slot, std::size_t from, std::size_t to, std::uint32_t* input) {
     const std::int64_t k = done[slot];
@@ -885,7 +886,7 @@ class PhaseWriter {
     return rounds == 1 ? (close(1, true), true) : repeat(s, rounds);
   }
 
-  // Counts the passes of the other rounds.
+  // Counts the passes of the rounds after the first.
   bool repeat(std::size_t s, std::int64_t rounds) {
     std::vector<std::int64_t> forwards(slots_ + 1, 0);
     std::vector<std::int64_t> backwards(slots_ + 1, 0);
@@ -938,8 +939,8 @@ class PhaseWriter {
                        [](const Cursor& cursor) { return cursor.repeats == 0; });
   }
 
-  // Ends a phase with the passes since the last one; the values of its state are the first of the
-  // next.
+  // Ends a phase, which has the passes since the previous phase; the values of its state become the
+  // first values of the next phase.
   void close(std::int64_t rounds, bool repeats) {
     Phase phase{rounds, repeats, inputs_, {}, {}};
     std::uint32_t number = 0;
@@ -962,7 +963,8 @@ class PhaseWriter {
     phases_.push_back(std::move(phase));
   }
 
-  // Passes that depend on equally many others, one after another, do not wait for each other.
+  // Sorts passes by depth, the length of the longest chain of passes they depend on: those of equal
+  // depth do not wait for each other.
   void sort_by_depth(Phase* phase) const {
     const std::size_t count = operations_.size();
     std::vector<std::uint32_t> depth(inputs_ + count + 1, 0);
@@ -974,7 +976,7 @@ class PhaseWriter {
       ++first[here + 1];
     }
     for (std::size_t k = 1; k < first.size(); ++k) first[k] += first[k - 1];
-    std::vector<std::uint32_t> value(inputs_ + count + 1);  // its new number
+    std::vector<std::uint32_t> value(inputs_ + count + 1);  // new number of each value
     for (std::size_t k = 0; k <= inputs_; ++k) value[k] = static_cast<std::uint32_t>(k);
     for (std::size_t i = 0; i < count; ++i) {
       const std::size_t old = inputs_ + 1 + i;
@@ -993,7 +995,7 @@ class PhaseWriter {
   std::size_t devices_;
   std::size_t slots_;
   std::int64_t most_;      // micro-batches
-  std::int64_t ring_ = 0;  // length, a power of two
+  std::int64_t ring_ = 0;  // length of the rings of ends below, a power of two
   bool ring_full_ = false;
   bool down_ = true;  // direction of the next sweep over the devices
   std::vector<Cursor> cursors_;
@@ -1042,10 +1044,10 @@ void PipelinePlayer::Game::advance(const Phase& phase) {
   }
 }
 
-// Plays rounds by `play`, which reads the clocks in `before_` and leaves those after it in
-// `state_`. Where rounds only shift the clocks, they are skipped: `comparable` is the number of
-// equal rounds. Of steps that are simulated together each skips its own rounds; it waits for the
-// others meanwhile.
+// Plays rounds by `play`, which reads the clocks before a round in `before_` and writes those after
+// the round to `state_`. Where rounds only shift the clocks, they are skipped: `comparable` is the
+// number of equal rounds. Of steps that are simulated together each skips its own rounds and waits
+// until the others have reached the same round.
 template <std::size_t W, typename Play>
 void PipelinePlayer::Game::play_rounds(std::int64_t rounds, std::int64_t comparable, bool skip,
                                        const Play& play) {
@@ -1079,8 +1081,8 @@ void PipelinePlayer::Game::play_rounds(std::int64_t rounds, std::int64_t compara
   }
 }
 
-// After `done` rounds each step is compared with itself one round before, and after the last power
-// of two of them.
+// Compares the clocks of each step after `done` rounds with its clocks one round before, and with
+// those after the last marked round, whose number is a power of two.
 template <std::size_t W>
 void PipelinePlayer::Game::compare_rounds(std::int64_t done, std::int64_t left) {
   const std::size_t count = state_.size() / W;
@@ -1122,7 +1124,7 @@ void PipelinePlayer::Game::resume(std::int64_t done) {
   }
 }
 
-// When the last device of each step is free; the clocks of devices are the first of the state.
+// The time when the last device of each step is free; a state begins with the devices' clocks.
 template <std::size_t W>
 std::array<double, W> PipelinePlayer::Game::ends() {
   std::array<double, W> last_s{};
@@ -1241,7 +1243,7 @@ std::array<double, W> PipelinePlayer::Game::one_forward_one_backward() {
   return ends<W>();
 }
 
-// Every pass of a phase that was just run.
+// Appends every pass of a phase that was just run.
 void PipelinePlayer::Game::record(const Phase& phase, std::vector<PassEvent>* by_device) {
   const auto chunks = static_cast<std::size_t>(shape_.chunks);
   const auto count = [&](Pass kind, std::size_t slot) -> std::int64_t& {

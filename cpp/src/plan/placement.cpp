@@ -455,8 +455,8 @@ class Published {
     return rules_.recompute && s > 1 ? once + cuts_.forward_s(i, j) : once;
   }
 
-  // Lower bound on the largest load of p stages. The forward pass that the last one does not repeat
-  // is at most its load.
+  // Lower bound on the largest load of p stages. The forward pass that the last stage does not
+  // repeat is at most the load of that stage.
   double even_share(std::int64_t p) const noexcept {
     const int last = cuts_.count() - 1;
     const double once = cuts_.work_s(0, last) / static_cast<double>(p);
@@ -482,7 +482,8 @@ class Published {
     return {traffic.in_s + forward + out + backward, devices, bytes <= rules_.memory_bytes * kFits};
   }
 
-  // Rounds of micro-batches with as many replicas as there are devices for; infinite if for none.
+  // Rounds of micro-batches with as many replicas of `devices` devices as fit; infinite if none
+  // does.
   double rounds_of(std::int64_t devices) noexcept {
     const auto own = static_cast<std::size_t>(devices);
     double& known = own < kKnownRounds ? rounds_of_[own] : rounds_of_[0];
@@ -504,7 +505,8 @@ class Published {
     return std::ceil(held / rules_.memory_bytes * (1.0 - 1e-12));
   }
 
-  // Rounds of a plan with p stages and the fewest devices, at least; infinite if there is none.
+  // Fills `rounds_` with the least rounds of a plan with p stages, which are those of the fewest
+  // devices (infinite if there is no such plan), and `even_s_`.
   void find_rounds() {
     const int last = cuts_.count() - 1;
     const int narrow = cuts_.narrow_before(last);
@@ -532,9 +534,9 @@ class Published {
     }
   }
 
-  // Of plans with s stages after a cut of a chain: by stages of the plan the last cut before which
-  // the others may have loads below the limit, and by cut the fewest stages of such a plan. The
-  // least load of the others increases with the cut.
+  // For plans of a chain with s stages after a cut and p stages in all. reach_[p]: the last cut
+  // before which the other p - s stages may all have loads below the limit (their least load
+  // increases with the cut). fewest_[cut]: the least p that reaches this cut.
   void find_reach(int s) {
     if (!cuts_.chain()) return;
     furthest_ = -1;
@@ -691,9 +693,9 @@ class Published {
     });
   }
 
-  // time(d) = load * (ceil(m / d) + s - 1) + sync * (1 - 1 / d) is at least the same without
-  // rounding up, which is monotone in d: replica counts are tried from its better end until that
-  // bound alone exceeds the incumbent.
+  // time(d) = load * (ceil(m / d) + s - 1) + sync * (1 - 1 / d) is at least this sum without
+  // rounding m / d up, which is monotone in d: replica counts are tried from the end where this
+  // bound is lower, until the bound exceeds the incumbent.
   bool try_replicas(const Tail& whole, int s) {
     const double before = best_->time_s;
     const double sync = cuts_.sync_s(0, whole.next_cut);

@@ -17,7 +17,7 @@ constexpr std::size_t kWave = 32;  // layouts solved at once, for any thread cou
 
 struct Candidate {
   double bound_s;
-  double load_s;  // that some stage has at least
+  double load_s;  // lower bound on the largest load of a stage
   std::int64_t layout;
   bool quick;  // whether the bound is the quick one, and may still rise
 };
@@ -55,8 +55,8 @@ class CandidateQueue {
   std::vector<Candidate> heap_;
 };
 
-// Layouts that differ only in rank order count as one plan; a strategy whose expert groups have a
-// larger stride counts separately.
+// Layouts that differ only in rank order count as one plan; those of another `group_kind` count
+// separately.
 using Kind = std::array<std::int64_t, 12>;
 Kind kind_of(const PlanSpaceImpl& space, const LayoutRecord& l) noexcept {
   const StrategyRecord& s = space.strategies[at(l.strategy)];
@@ -69,7 +69,7 @@ class Fastest {
  public:
   Fastest(std::size_t top, double below_s) : top_(top), below_s_(below_s) {}
 
-  // The time below which a plan is among the `top` fastest, and wanted.
+  // The time below which a plan is among the `top` fastest and takes at most `below_s_`.
   double limit_s() const {
     return times_.size() < top_ ? below_s_ : std::min(below_s_, times_[top_ - 1]);
   }
@@ -88,7 +88,7 @@ class Fastest {
   std::size_t top_;
   double below_s_;
   std::map<Kind, double> best_;
-  std::vector<double> times_;  // of those, rising
+  std::vector<double> times_;  // the times in `best_`, rising
 };
 
 // The plans found so far that are non-dominated in time and memory.
@@ -102,7 +102,7 @@ class Front {
     return above == front_.begin() ? kInfinite : std::prev(above)->time_s;
   }
 
-  // Least memory of a plan that takes less than this; infinite if there is none.
+  // Least memory of a known plan that takes less than `time_s`; infinite if there is none.
   double least_bytes(double time_s) const {
     const auto slower = std::partition_point(front_.begin(), front_.end(),
                                              [&](const Leader& l) { return l.time_s >= time_s; });
@@ -128,15 +128,15 @@ class Front {
     double bytes;
     double time_s;
   };
-  std::vector<Leader> front_;  // more bytes, less time
+  std::vector<Leader> front_;  // by rising bytes and falling time
 };
 
-// Upper limit on the time of a layout's plan on the front. A plan within a time limit has no stage
-// above a certain load, so no stage with more blocks than that; hence a least memory, and a tighter
-// limit.
+// Upper limit on the time of a layout's plan on the front. Within a time limit the load of a stage
+// is limited, and so is its number of blocks; this gives a least memory of the plan, and with that
+// a tighter time limit.
 double front_limit_s(const PlanSpaceImpl& space, const Candidate& c, const StepTotals& totals,
                      const Front& front, double usable_bytes) {
-  if (!totals.plain_is_fastest) return kInfinite;  // stages that fit may recompute
+  if (!totals.plain_is_fastest) return kInfinite;  // recomputation may be faster even if all fits
   const PricedLayout& layout = space.layouts[at(c.layout)];
   const LayoutRecord& l = layout.record;
   const auto m = static_cast<double>(l.micro_batches);
@@ -197,9 +197,9 @@ class Layouts {
     queue_.arrange();
   }
 
-  // Solves every layout that a plan of interest may have: `limit` returns the time limit of a
+  // Solves every layout that may have a plan of interest: `limit` returns the time limit of a
   // candidate's plan, `offer` is called with the plans found, in the order of the bounds. If `stop`
-  // returns true after a wave, the rest is left open.
+  // returns true after a wave (kWave layouts), the other layouts are left open.
   template <typename Limit, typename Offer>
   SettledLayouts settle(int threads, const Limit& limit, const Offer& offer,
                         const AskedToStop& stop = {}) {
@@ -235,7 +235,8 @@ class Layouts {
       settled.solved += static_cast<std::int64_t>(wave.size());
       settled.empty += solve(wave, below, threads, 0, &played, &partly, offer_best);
     }
-    // Layouts solved in part: whether they have a plan of interest, then whether the fastest.
+    // Layouts solved in part are solved again with more work: first those that may have a plan of
+    // interest, then those that may have the fastest plan.
     for (const std::int64_t work : {kLittleWork, kMuchWork}) {
       std::vector<Candidate> again;
       below.clear();
@@ -260,8 +261,8 @@ class Layouts {
     return at(space_.layouts[at(c.layout)].record.strategy);
   }
 
-  // Solves layouts with so much work: offers their plans, adds those that are solved in part to
-  // `partly`, and returns the number of those without any plan.
+  // Solves layouts within the work limit `work`: offers their plans, adds layouts that are solved
+  // in part to `partly`, and returns the number of layouts without any plan.
   template <typename Offer>
   std::int64_t solve(const std::vector<Candidate>& wave, const std::vector<double>& below,
                      int threads, std::int64_t work, PlayedSteps* played,

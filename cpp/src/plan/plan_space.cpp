@@ -59,9 +59,9 @@ bool good_layout(const LayoutRecord& l, std::int64_t devices, const StrategyReco
          check_sharing(mesh_of(l, s), l.shard, l.zero) == PlanStatus::kOk;
 }
 
-// The ranks of `count` devices of a stage, every `step`-th from the first on: `inner` devices are
-// neighbours, and the next `inner` begin `apart` ranks further. Either these are neighbours too, or
-// `step` divides `inner`.
+// The ranks of `count` devices of a stage, every `step`-th from the first on. Devices of a stage
+// come in blocks of `inner` consecutive ranks; a block begins `apart` ranks after the one before.
+// Either `apart` is `inner`, or `step` divides `inner`.
 GroupShape folded_group(std::int64_t count, std::int64_t step, std::int64_t inner,
                         std::int64_t apart) noexcept {
   if (inner % step != 0) return {count, step, 1, 0};
@@ -69,8 +69,8 @@ GroupShape folded_group(std::int64_t count, std::int64_t step, std::int64_t inne
   return {run, step, count / run, apart};
 }
 
-// Whether layers of a kind have the same costs in all layouts: strategies that differ in what they
-// recompute alone do.
+// Whether layers of a kind have the same costs under two strategies in all layouts: they have if
+// the strategies differ in recomputation alone.
 bool same_costs(const LayerKindRecord& a, const LayerKindRecord& b) noexcept {
   return a.parameters == b.parameters && a.expert_parameters == b.expert_parameters &&
          a.frozen_parameters == b.frozen_parameters && a.frozen_experts == b.frozen_experts &&
@@ -81,7 +81,7 @@ bool same_costs(const LayerKindRecord& a, const LayerKindRecord& b) noexcept {
          a.boundary == b.boundary;
 }
 
-// From a device to that of the next replica.
+// Ranks from a device to the same device of the next replica.
 std::int64_t apart_of(const LayoutRecord& l, std::int64_t inner) noexcept {
   return l.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside) ? inner
                                                                                : inner * l.pp;
@@ -201,7 +201,7 @@ void PlanSpaceImpl::find_messages(const PlanProblem& problem) {
   const std::size_t width = at(layers) + 1;
   enters_.assign(width * width, 0);
   leaves_.assign(width * width, 0);
-  // The first and the last layer that read a source; for a stage both of its ends count.
+  // The layers that read the output of each layer.
   std::vector<std::vector<std::int32_t>> readers(at(layers));
   for (std::size_t e = 0; e < problem.edge_from.size(); ++e) {
     readers[at(problem.edge_from[e])].push_back(problem.edge_to[e]);
@@ -220,7 +220,7 @@ void PlanSpaceImpl::find_messages(const PlanProblem& problem) {
   }
 }
 
-// The first strategy of which the layouts have the same costs.
+// For each strategy, the first strategy whose layouts have the same costs.
 std::vector<std::int32_t> PlanSpaceImpl::priced_as() const {
   const auto same = [&](std::int32_t a, std::int32_t b) {
     const StrategyRecord& s = strategies[at(a)];
@@ -252,7 +252,7 @@ Status PlanSpaceImpl::take_layouts(const PlanProblem& problem) {
                2 * l.rank_order + (bidirectional(l) ? 1 : 0),
                stages};
   };
-  // Layouts that are not adjacent may also share costs; most have those of the previous one.
+  // Layouts that are not adjacent may also share costs; most have the costs of the layout before.
   struct Shared {
     std::int32_t most_stages = 0;
     std::int32_t costs = -1;
@@ -326,10 +326,10 @@ double PlanSpaceImpl::collective_s(CollectiveOp op, double bytes, const PricedGr
   return found.time_s;
 }
 
-// Gradients and weights of a layer are exchanged among all devices with the same ones:
+// Gradients and weights of a layer are exchanged among all devices that have the same weights:
 // context-parallel devices of all replicas; for an expert, the devices of the stage that have that
-// expert. If groups of replicas shard state, gradients are reduced inside each group, and then the
-// shards of a device are summed over all groups, once per step.
+// expert. If groups of replicas shard state, gradients are reduced inside each group, and then each
+// shard is summed over all groups, once per step.
 ExchangeGroups PlanSpaceImpl::exchange_groups(const LayoutRecord& layout) {
   const StrategyRecord& s = strategies[at(layout.strategy)];
   const std::int64_t inner = s.tp * s.cp;
@@ -355,7 +355,7 @@ Status PlanSpaceImpl::add_layout_costs(const LayoutRecord& layout, int most_stag
   costs.bucket_s = collective_s(CollectiveOp::kAllReduce, training.bucket_bytes, replicas, &status);
   const ExchangeGroups groups = exchange_groups(layout);
   for (int kind = 0; kind <= kinds; ++kind) add_kind(layout, kind, groups, &costs, &status);
-  // Layouts that differ in what replicas share have the same messages.
+  // Layouts that differ only in what replicas shard have the same messages.
   const MessageShape shape{
       s.message_bytes, inner, layout.dp, layout.rank_order, layout.rank_order != 0 ? layout.pp : 0,
       most_stages};
@@ -372,7 +372,7 @@ Status PlanSpaceImpl::add_layout_costs(const LayoutRecord& layout, int most_stag
   return status;
 }
 
-// Bytes of a layer's state, of what of it is whole for a while, and that the optimiser moves.
+// Bytes of a layer's state, of the part that is whole for a while, and of the optimiser's traffic.
 void PlanSpaceImpl::add_kind_bytes(const LayoutRecord& layout, int kind, const LayerParameters& p,
                                    LayoutCosts* costs) const {
   const LayerKindRecord& size = size_of(layout.strategy, kind);
@@ -404,7 +404,7 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, const Exchang
   const LayerKindRecord& size = size_of(layout.strategy, kind);
   const LayerParameters p = layer_parameters(size, costs->shards, expert_spread(s));
   add_kind_bytes(layout, kind, p, costs);
-  const double experts = size.expert_parameters - size.frozen_experts;  // that are trained
+  const double experts = size.expert_parameters - size.frozen_experts;  // trained ones only
   const double dense = p.trained - experts;
   const auto seconds = [&](CollectiveOp op, double bytes, double all, double in_experts) {
     return collective_s(op, bytes * (all - in_experts), groups.dense, status) +
@@ -427,8 +427,8 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, const Exchang
               training.gradient_bytes, p.trained, experts);
   double paired_s = 0.0;
   if (bidirectional(layout)) {
-    // The other device with the same layers: each sends half of its gradients, then half of the
-    // sums. The first and last device of the pipeline are furthest apart.
+    // Two devices have the same layers: each sends the other half of its gradients, then half of
+    // the sums. The first and last device of the pipeline are furthest apart.
     const double bytes = training.gradient_bytes * (zero >= 1 ? p.shared_trained : p.trained);
     paired_s = 2.0 * message_s(layout, bytes / 2.0, 0, layout.pp - 1, status);
   }
@@ -456,7 +456,7 @@ double PlanSpaceImpl::buffer_bytes(const PricedLayout& layout) const noexcept {
 // If each tier of switches is at least as slow for this many bytes as the tiers inside it, a
 // message is as slow as the highest tier it crosses. Of the pairs of ranks `low`, ..., `low` +
 // `block` - 1 and those `distance` further, returns a sender whose message crosses the highest
-// tier, and the units below that tier.
+// tier, and the number of ranks in a unit below that tier.
 PlanSpaceImpl::Sender PlanSpaceImpl::highest_sender(std::int64_t low, std::int64_t block,
                                                     std::int64_t distance) const noexcept {
   Sender found{low, 1};

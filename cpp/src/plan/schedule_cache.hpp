@@ -16,10 +16,10 @@
 
 namespace phaze {
 
-// Safe to use from several threads; returned references stay valid.
+// Cache of activations in flight. Safe to use from several threads; returned references stay valid.
 class InFlightCache {
  public:
-  // Of one stage, see PipelinePlayer::peaks_in_flight.
+  // The result of PipelinePlayer::peaks_in_flight for one stage.
   const std::vector<double>& of(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
                                 std::int64_t micro_batches, std::int64_t stage,
                                 PipelinePlayer* player) {
@@ -41,15 +41,15 @@ class InFlightCache {
   std::map<Key, std::vector<double>> held_;
 };
 
-// Safe to use from several threads.
+// Cache of the times of simulated steps. Safe to use from several threads.
 class PlayedSteps {
  public:
   struct Key {
     std::array<std::int64_t, 4> shape;  // schedule, stages, chunks, micro-batches
-    std::vector<double> passes_s;       // after the share of two that run together
+    std::vector<double> passes_s;       // PipelineLoads::overlap, then the seconds of all passes
     std::uint64_t hash;
 
-    // The hash is of a few passes: the first stages differ where any do.
+    // The hash uses a few passes only: where steps differ, their first stages usually do.
     void set(PipelineSchedule schedule, const PipelineLoads& loads) {
       shape = {static_cast<std::int64_t>(schedule), loads.stages, loads.chunks,
                loads.micro_batches};

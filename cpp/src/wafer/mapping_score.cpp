@@ -91,8 +91,8 @@ struct Pipeline {
     if (rules->zero_bubble == 0 && rules->chunks == 1) return (batches - 1.0) * slowest_s + sum_s;
     return batches * slowest_s + (idle_s - slowest_idle_s) / rules->chunks;
   }
-  // Lower bound on the step if each stage takes at least as long as here; another stage may then be
-  // the slowest.
+  // Lower bound on the step if each stage takes at least the load added so far; another stage may
+  // then be the slowest.
   double least_s() const noexcept {
     if (rules->zero_bubble == 0) return time_s();
     return static_cast<double>(rules->micro_batches) * slowest_s +
@@ -125,7 +125,7 @@ struct StageBudget {
   double others_s;           // seconds of everything except its blocks
   double needed_bytes;       // bytes that every block must save; 0 if all activations fit
   double stream_free_bytes;  // off-wafer memory for the outputs of a block
-  double least_s;            // lower bound with outputs saved fractionally, where there is a limit
+  double least_s;            // if there is a limit: lower bound, outputs saved fractionally
 };
 
 // Bytes between a die and the rim, for one micro-batch.
@@ -284,7 +284,7 @@ class StepScorer {
     return longest_s;
   }
 
-  // Outputs that may be recomputed or moved off the wafer, and the cost of that.
+  // Lists the outputs that may be recomputed or moved off the wafer, and what either costs.
   void list_items() noexcept {
     std::array<MapFan, kMaxMapOps> sent{};
     for (std::size_t f = 0; f < terms_.fans.size(); ++f) {
@@ -362,7 +362,7 @@ class StepScorer {
     return saved;
   }
 
-  // Whether the step may meet the limit with outputs saved fractionally, as is best for each stage;
+  // Whether the step may meet the limit if each stage saves outputs fractionally, in its best way;
   // fills `least_` and the stages' least seconds.
   bool may_be_in_time() noexcept {
     least_ = Pipeline(rules_);
@@ -393,11 +393,11 @@ class StepScorer {
     return false;
   }
 
-  // Handles a 1F1B step whose time is certain to be within `range`, which is then narrowed to its
-  // bounds, or above the limit, which makes it infinite; returns false if neither is known. Outputs
-  // are chosen for stages that may be the slowest, the fullest first: stages with less to save and
-  // at least as much off-wafer memory take at most the time of the same choice, and at least the
-  // time with outputs saved fractionally.
+  // Settles a 1F1B step without its exact time, or returns false. If the time is certain to lie in
+  // `range`, narrows `range` to bounds on the time; if it is certain to exceed the limit, makes
+  // `range.most_s` infinite. Outputs are chosen for stages that may be the slowest, the fullest first:
+  // stages with less to save and at least as much off-wafer memory take at most the time of the
+  // same choice, and at least the time with outputs saved fractionally.
   bool narrow(MapRange& range) noexcept {
     const auto count = at(count_);
     const double tail_s = tail_s_ + rules_.outer_tail_s;

@@ -102,7 +102,7 @@ class Mover {
     set(op, op_mapping);
   }
 
-  // Makes one operator of an edge use the layout of the tensor at the other operator.
+  // Gives one operator of an edge the slots with which the other operator splits the tensor.
   bool align(const MapEdgeRecord& edge, bool forward) {
     const int of = forward ? edge.to : edge.from;
     const OpMapping& other = mapping_.op_mapping(forward ? edge.from : edge.to);
@@ -413,7 +413,8 @@ std::vector<OpMemory> non_dominated(const Mapping& mapping, int k, int op, doubl
   return front;
 }
 
-// The values of a term that is a maximum, rising, from the least that all operators can meet.
+// The values that a term which is a maximum over operators may take, rising, from the least limit
+// that all operators can meet.
 std::vector<double> limits_of(const std::vector<std::vector<OpMemory>>& fronts,
                               double OpMemory::* term) {
   double least = 0.0;

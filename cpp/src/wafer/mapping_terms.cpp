@@ -135,7 +135,7 @@ void MapTerms::add_fans() {
   }
 }
 
-// Operators that store nothing are recomputed with the next operator that does.
+// Finds the operators that store nothing: they are recomputed with the next operator that stores.
 void MapTerms::find_forced() {
   forced.resize(ops.size());
   for (std::size_t i = 0; i < ops.size(); ++i) {

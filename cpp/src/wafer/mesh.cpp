@@ -53,7 +53,7 @@ MeshLine ordered_line(std::span<const MeshRun> runs, const MeshLinks& links) noe
   return line;
 }
 
-// One run along each axis, in either order.
+// Whether there are two runs, one along each axis in either order; returns them as `x` and `y`.
 bool plane_of(std::span<const MeshRun> runs, MeshRun& x, MeshRun& y) noexcept {
   if (runs.size() != 2 || runs[0].axis == runs[1].axis) return false;
   x = runs[0].axis == 0 ? runs[0] : runs[1];
@@ -182,7 +182,7 @@ class Router {
     return !grid_.dead_links.empty() && grid_.dead_links[static_cast<std::size_t>(link)] != 0;
   }
 
-  // Links from one die to another; empty if they are the same, false if there is no route.
+  // Finds the links from one die to another, none if the dies are the same; false: no route exists.
   bool route(std::int32_t from, std::int32_t to, std::vector<std::int32_t>& links) {
     links.clear();
     if (dead(from) || dead(to)) return false;

@@ -216,7 +216,7 @@ std::uint64_t OutputChooser::again() const noexcept {
   return ops;
 }
 
-// Stores only the time of a choice, as a bound.
+// Keeps only the time of the last choice, as a bound on the time of a better one.
 void OutputChooser::widen(double worst_s) noexcept {
   if (!answer_.solved) return;
   answer_.solved = false;
@@ -248,8 +248,8 @@ void OutputChooser::take(const Sums& s, double moved, std::uint64_t away) noexce
 
 // ---- initial choices ----
 
-// Recomputes a prefix of the items, until that takes as long as moving the others, plus one
-// more.
+// An initial choice: recomputes items in order until that takes as long as moving the others; also
+// tries one item more.
 void OutputChooser::round() noexcept {
   Sums s = start_;
   for (int i = 0; i < items_.again_end; ++i) {
@@ -267,7 +267,7 @@ void OutputChooser::round() noexcept {
   move_rest(s);
 }
 
-// The time of another choice with the same recomputed operators, if it is feasible here.
+// Takes the time of the choice that recomputes the operators `ops` as a bound, if it is feasible.
 bool OutputChooser::follow_hint(std::uint64_t ops) noexcept {
   Sums s = start_;
   for (int i = 0; i < items_.again_end; ++i) {
@@ -300,7 +300,7 @@ void OutputChooser::improve() noexcept {
   if ((branching_.barred & branching_.fixed) == 0) follow(0, s, true);
 }
 
-// Bytes beyond those needed, with items up to `last` recomputed, that one fractionally.
+// Bytes saved beyond those needed if items up to `last` are recomputed, `last` fractionally.
 double OutputChooser::surplus_of(int last, double per_s, double budget) const noexcept {
   if (!(budget < kInfinite)) return kInfinite;
   const double parts = per_s * (budget - items_.spent_s[at(last)]);

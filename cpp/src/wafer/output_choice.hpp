@@ -60,10 +60,10 @@ struct LeastMoved {
 // for a knapsack, and, of the others, the least bytes that are enough.
 //
 // Pruning: in the linear relaxation of a choice below a time limit, items are recomputed in order
-// of cost, the last one fractionally, and as many bytes are moved as the time allows. It saves
-// `surplus` bytes more than needed. Each item that deviates from the relaxation reduces the surplus
-// by its reduced cost; only sets with a remaining surplus are examined, and none that an exchange
-// of two items improves (Martello and Toth 1990, Knapsack Problems, chapter 2).
+// of cost, the last one fractionally, and as many bytes are moved as the time allows. The
+// relaxation saves `surplus` bytes more than needed. Each item that deviates from it reduces the
+// surplus by its reduced cost; only sets with a remaining surplus are examined, and none that an
+// exchange of two items improves (Martello and Toth 1990, Knapsack Problems, chapter 2).
 class OutputChooser {
  public:
   // `items` must outlive the chooser.
@@ -88,8 +88,8 @@ class OutputChooser {
   double solve(double needed, double stream_free_bytes, double worst_s,
                std::optional<std::uint64_t> hint = {}, bool first = false) noexcept;
 
-  // The choice of solve(), by operator, and among ties the first, independent of earlier queries;
-  // false if that takes `worst_s` or more. If nothing saves enough, everything is recomputed.
+  // Writes the choice of solve() by operator, among ties the first, whatever the earlier queries;
+  // false if the choice takes `worst_s` or more. If nothing saves enough, everything is recomputed.
   bool choose(double needed, double stream_free_bytes, double worst_s, Outputs& outputs) noexcept;
 
   std::uint64_t again()

@@ -51,7 +51,7 @@ class Relaxation::Impl {
     std::vector<double> cost;
     std::vector<std::uint8_t> mode;
     double least;
-    int cheapest;  // index of the cheapest
+    int cheapest;  // index of the cheapest mapping
   };
   struct Weights {
     double theta, phi, price;
@@ -80,7 +80,7 @@ class Relaxation::Impl {
       mode_terms_;                                // of each operator, by operator mapping and mode
   std::vector<std::vector<std::uint8_t>> modes_;  // weight modes that differ for each operator
   double held_bytes_;
-  std::vector<double> gathers_;  // of each operator: its share of the weights that are gathered
+  std::vector<double> gathers_;  // of each operator: how much of its gathered weights is counted
   double idle_share_;  // least idle time of the slowest stage, as a share of the other stages' work
   std::vector<int> last_;             // the last chain, as indices among the choices
   double theta_ = -1.0, phi_ = -1.0;  // weights of the members below
@@ -134,8 +134,8 @@ Relaxation::Impl::Impl(const Mapping& mapping)
   if (mapping.rules().zero_bubble != 0) idle_share_ = std::max(0.0, 1.0 - 2.0 * weight_share);
 }
 
-// A stage reserves space for two gathered weights, the largest of any operator: at least a mean of
-// several. The operators of a block whose unsplit weights are largest share it.
+// A stage reserves space for twice the largest gathered weights of any operator, which is at least
+// twice a mean: that over the operators of a block whose unsplit weights are largest.
 void Relaxation::Impl::share_gathers() {
   std::vector<double> most(at(mapping_.ops()), 0.0);
   for (int op = 0; op < mapping_.ops(); ++op) {
@@ -305,7 +305,7 @@ Relaxation::Impl::Block Relaxation::Impl::apart(const Weights& weights,
   return block;
 }
 
-// The same with the cheapest chain, conversions included.
+// A block whose operators form the cheapest chain, conversions included.
 Relaxation::Impl::Block Relaxation::Impl::together(const Weights& weights, Block block,
                                                    const std::vector<Prices>& prices,
                                                    const Settled& settled) {
@@ -327,8 +327,9 @@ Relaxation::Impl::Block Relaxation::Impl::together(const Weights& weights, Block
   return block;
 }
 
-// The first stage takes the priced block minus the price of its memory, and at least the block
-// without a price; all others take at least the latter.
+// A block of the first stage takes the cost of the block `dear`, which includes `price` for memory,
+// minus the price of the capacity, and at least the block `free` without a price; blocks of all
+// other stages take at least `free`.
 double Relaxation::Impl::step_s(const Block& free, const Block& dear, double price) const {
   const double capacity_price = price * mapping_.rules().capacity_bytes;
   const auto blocks = mapping_.blocks();
