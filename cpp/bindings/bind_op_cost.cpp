@@ -84,8 +84,7 @@ py::array_t<double> hbm_bytes(const py::object& ops, const py::object& capacitie
   });
 }
 
-// Checks that pointers start at 0, never decrease and end at the length of what they point into,
-// that operators exist, and that predecessors of a node come before it.
+// Checks that pointers cover their arrays, operators exist, and predecessors come before a node.
 void check_graphs(const PathBatch& paths, std::size_t ops) {
   const auto rising = [](std::span<const std::int64_t> pointers, std::size_t length) {
     return !pointers.empty() && pointers.front() == 0 &&

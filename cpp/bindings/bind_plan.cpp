@@ -158,9 +158,8 @@ class PyPlanSpace {
 
   std::size_t layouts() const { return space_.layouts(); }
 
-  // Estimates of even partitions: the fields of PlanEstimate as columns, one array of numbers and
-  // one of codes. Layout k has row place[k]. Rows without a layout have their entry of `status`, a
-  // time of NaN, and zeros.
+  // Estimates of even partitions: the fields of PlanEstimate as columns, numbers and codes apart.
+  // Layout k has row place[k]; rows without a layout have their `status`, and NaN as time.
   py::object estimate_even(const py::object& times, const py::object& variant, double usable_bytes,
                            const py::object& free, const py::object& place,
                            const py::object& status, int threads) const {
@@ -528,9 +527,8 @@ py::array_t<std::int32_t> statuses_of(const py::sequence& widths, std::int64_t d
   return statuses;
 }
 
-// The layouts of the rows of `widths` that have a strategy (others have -1), and the numbers of
-// these rows, sorted by strategy; layouts of a strategy with the same stages, chunks, schedule and
-// micro-batches are neighbours.
+// The layouts of the rows that have a strategy (others have -1), and the numbers of these rows:
+// sorted by strategy, and then by stages, chunks, schedule and micro-batches.
 py::object laid_out(const py::sequence& widths, const py::object& strategy,
                     std::int64_t global_batch) {
   const WidthColumns columns(widths);

@@ -100,8 +100,7 @@ std::int64_t chunk_of(PipelineSchedule schedule, std::int64_t stages, std::int64
 double chunks_in_flight(PipelineSchedule schedule, std::int64_t stages, std::int64_t device,
                         std::int64_t micro_batches, std::int64_t chunks) noexcept;
 
-// Seconds of one micro-batch's passes, each at [device * chunks + chunk], including the time to
-// receive its input.
+// Seconds of one micro-batch's passes with the receipt of inputs, at [device * chunks + chunk].
 struct PipelineLoads {
   std::int32_t stages;  // devices of one pipeline
   std::int32_t chunks;  // of the model on one device; 2 for ZB-V, DualPipe and DualPipeV

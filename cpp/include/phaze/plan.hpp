@@ -410,10 +410,9 @@ class PlanSpace {
   // Checks that cuts and variants are a valid partition for this layout.
   PlanStatus check_partition(std::size_t layout, const Partition& partition) const;
 
-  // Estimates the even partition of layout first + k with variants[k], for every k, and calls `put`
-  // with the layout and the estimate. `times` returns the times of a strategy; `free` has such a
-  // function for each level, or is empty: no parts. A layout without an even partition gets a
-  // status and a time of NaN.
+  // Calls `put` with layout first + k and the estimate of its even partition with variants[k], for
+  // every k. `times` returns the times of a strategy; `free` has such a function for each level, or
+  // is empty: no parts. A layout without an even partition gets a status and NaN as time.
   using TimesOf = std::function<KindTimes(std::size_t)>;
   using Put = std::function<void(std::size_t, const PlanEstimate&)>;
   void estimate_even(std::size_t first, std::span<const std::int32_t> variants,

@@ -23,8 +23,8 @@ CostRecord vector_op(const VectorShape& shape, const VectorCost& cost,
 double vector_bound(const VectorShape& shape, const VectorCost& cost,
                     const Machine& machine) noexcept;
 
-// Fused attention: `pairs` combinations of sequence and head, each with queries x keys scores from
-// vectors of `width` elements.
+// Fused attention: `pairs` of sequence and head, each with queries x keys scores of `width`
+// products.
 struct AttentionShape {
   std::int64_t pairs;
   std::int64_t queries;

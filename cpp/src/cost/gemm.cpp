@@ -469,8 +469,7 @@ struct Floor {
   double seconds() const noexcept { return std::max(std::max(hbm_s, power_s), vector_s); }
 };
 
-// Negative if heads share operands, which then have fewer bytes than in the shape; but resident
-// operands have none to save.
+// Negative if heads share operands and so read fewer bytes; resident operands have none to save.
 double extra_bytes(const Epilogue& epilogue, bool resident) noexcept {
   return resident ? std::max(epilogue.extra_bytes, 0.0) : epilogue.extra_bytes;
 }

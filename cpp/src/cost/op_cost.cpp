@@ -223,8 +223,7 @@ double energy_j(const CostRecord& cost, const EnergyTable& table, double static_
          cost.hbm_bytes * table.hbm_byte_j + static_w * cost.time_s;
 }
 
-// Events that an operator has at least. Bytes that attention moves on the chip depend on the size
-// of its units and are not counted.
+// Events that an operator has at least; bytes that attention moves on the chip are not counted.
 CostRecord least_events(const OperatorRecord& op, const Machine& machine, const Traffic& traffic,
                         double vectors) noexcept {
   if (is_product(op)) {

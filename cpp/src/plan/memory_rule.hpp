@@ -50,8 +50,7 @@ inline double shared_parameters(double parameters, double experts, double shards
   return (parameters - experts) / shards + experts / copies;
 }
 
-// Number of devices with the same tensor index that have different experts: `ep` of
-// shared_parameters().
+// Number of devices of one tensor index that have different experts: `ep` of shared_parameters().
 inline double expert_spread(const StrategyRecord& s) noexcept {
   return static_cast<double>(s.etp * s.ep) / static_cast<double>(s.tp);
 }
@@ -109,8 +108,7 @@ inline StateBytes state_bytes(const TrainingRecord& training, int zero, const La
           more_state_bytes(size, zero, p)};
 }
 
-// Bytes that accompany a layer's weights, such as copies in a smaller format; sharded as weights
-// are.
+// Bytes of what is sharded like a layer's weights, such as copies of them in a smaller format.
 inline double copied_weights(double bytes, int zero, double parameters, double shared) noexcept {
   return zero >= 3 && parameters > 0.0 ? bytes * (shared / parameters) : bytes;
 }

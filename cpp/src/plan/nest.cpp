@@ -483,8 +483,7 @@ class SuffixRows {
     if (load < limit_s) done(tables_.layers(), load);
   }
 
-  // Stages that begin at layer i, with `done` as in first_stages(). `rising` is a lower bound on
-  // the load that does not decrease with j.
+  // visit() with given loads; `rising` is a lower bound on the load that does not decrease with j.
   template <typename Done, typename Load>
   void scan(int i, const double* rising, const Done& done, double limit,
             const Load& load_of) const {
@@ -544,8 +543,7 @@ class NestSearch {
   }
 
  private:
-  // The result of placing a first stage before the suffixes in `rows_`; `end` is the first layer
-  // after that stage, -1 if there is none.
+  // A plan with a first stage before `end` and a suffix in `rows_`; `end` is -1 if there is none.
   struct Completed {
     double time_s;
     double load_s;

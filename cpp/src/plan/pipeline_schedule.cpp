@@ -332,8 +332,8 @@ struct Shift {
   std::int64_t rounds;
 };
 
-// The shift between two states of `count` clocks, `rounds` rounds apart, of one of W steps that are
-// simulated together.
+// The shift of the `count` clocks of one of W steps from `before` to `state`, `rounds` rounds
+// later.
 template <std::size_t W>
 Shift shift_between(const double* before, const double* state, std::size_t count,
                     std::int64_t rounds) noexcept {

@@ -482,8 +482,7 @@ class Published {
     return {traffic.in_s + forward + out + backward, devices, bytes <= rules_.memory_bytes * kFits};
   }
 
-  // Rounds of micro-batches with as many replicas of `devices` devices as fit; infinite if none
-  // does.
+  // Rounds of micro-batches with as many replicas of `devices` devices as fit; infinite: none fits.
   double rounds_of(std::int64_t devices) noexcept {
     const auto own = static_cast<std::size_t>(devices);
     double& known = own < kKnownRounds ? rounds_of_[own] : rounds_of_[0];
@@ -505,8 +504,7 @@ class Published {
     return std::ceil(held / rules_.memory_bytes * (1.0 - 1e-12));
   }
 
-  // Fills `rounds_` with the least rounds of a plan with p stages, which are those of the fewest
-  // devices (infinite if there is no such plan), and `even_s_`.
+  // Fills `even_s_`, and `rounds_`: the least rounds of a plan with p stages (infinite: no plan).
   void find_rounds() {
     const int last = cuts_.count() - 1;
     const int narrow = cuts_.narrow_before(last);

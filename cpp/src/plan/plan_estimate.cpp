@@ -357,8 +357,7 @@ void PlanEstimator::simulate(PipelinePlayer* player) {
   }
 }
 
-// The longest work of a stage after the last pass of the step, by the rule of
-// StepPlayer::take_passes.
+// The longest work of a stage after the last pass; the same rule as StepPlayer::take_passes.
 double PlanEstimator::longest_tail_s(const Row& row) const {
   const bool one_way = !bidirectional(shape());
   const double contention = space_->training.contention;
@@ -392,8 +391,7 @@ void PlanEstimator::find_before() {
   }
 }
 
-// Fills `tails_s_`: at every level, the longest work of an optimiser after the last backward pass
-// of the step.
+// Fills `tails_s_`: the longest work of an optimiser after the last backward pass, by level.
 void PlanEstimator::find_tails() {
   const std::size_t count = levels_.size() + 1;
   tails_s_.assign(sizes_.size() * count, 0.0);
@@ -527,9 +525,8 @@ PlanEstimator::StageBytes PlanEstimator::stage_bytes(int stage) {
   return own;
 }
 
-// Bytes of weights, gradients and optimiser state of every stage, for all `sizes_` together, added
-// in the order of the layers. A stage of equal blocks alone has the sums of the stage before it if
-// that one has as many.
+// Bytes of weights, gradients and optimiser state of every stage for all `sizes_`, added in the
+// order of the layers. A stage with as many equal blocks as the one before it has the same sums.
 void PlanEstimator::sum_states() {
   const auto kinds = at(space_->kinds);
   state_width_ = (3 * sizes_.size() + kSteps - 1) / kSteps * kSteps;

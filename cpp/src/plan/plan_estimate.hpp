@@ -1,10 +1,9 @@
 // Estimates of given plans, many at once: plans that differ in sharding, ZeRO stage and rank order
-// alone share most of their sums and simulated steps. A step here is one training step, simulated
-// with given seconds for each pass (forward, backward or weight gradient of a micro-batch in a
-// chunk). Exchanges are those of gradients and weights among replicas. Level 0 is the step of a
-// plan in which exchanges take no time; each further level makes one more cost free: messages
-// between stages, then as in kFreeLevels. Private to the kernel; one object per thread, reused so
-// that memory is allocated once.
+// alone share most of their sums and simulated steps. A step is one training step, simulated with
+// given seconds of passes (forward, backward or weight gradient of a micro-batch in a chunk).
+// Exchanges are those of gradients and weights among replicas. Level 0 is a plan's step in which
+// exchanges take no time; each further level makes one more cost free: messages between stages,
+// then as in kFreeLevels. Private to the kernel; one object per thread, reused to save allocations.
 #pragma once
 
 #include <array>
@@ -156,8 +155,7 @@ class PlanEstimator {
   Passes plain_{};             // of level 0
   std::vector<PlanEstimate> found_;
 
-  // Columns of seconds, summed over the layers before a position, at cuts and at borders between
-  // recompute variants.
+  // Columns of seconds, summed over the layers before each cut and each border between variants.
   std::size_t columns_ = 0;
   std::vector<double> by_kind_;          // [kind][column]; the row after all kinds: last layer
   std::vector<std::int32_t> positions_;  // rising

@@ -235,8 +235,7 @@ class Layouts {
       settled.solved += static_cast<std::int64_t>(wave.size());
       settled.empty += solve(wave, below, threads, 0, &played, &partly, offer_best);
     }
-    // Layouts solved in part are solved again with more work: first those that may have a plan of
-    // interest, then those that may have the fastest plan.
+    // Again with more work: layouts that may have a plan of interest, then the fastest plan.
     for (const std::int64_t work : {kLittleWork, kMuchWork}) {
       std::vector<Candidate> again;
       below.clear();

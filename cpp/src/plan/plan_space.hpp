@@ -93,8 +93,7 @@ struct LayoutCosts {
 struct StageCapacities {
   std::vector<double> plain;     // in the plain variant
   std::vector<double> smallest;  // in the variant that fits the most, except the plain one
-  // Sums over the last s stages: of `plain`, and of whole blocks in the variant that fits the most.
-  std::vector<double> plain_sum, best_sum;
+  std::vector<double> plain_sum, best_sum;  // over the last s stages: `plain`, best whole blocks
 };
 
 // Coefficients of a layout's bound; docs/search.md has the proof of each.

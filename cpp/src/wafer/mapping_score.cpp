@@ -395,9 +395,9 @@ class StepScorer {
 
   // Settles a 1F1B step without its exact time, or returns false. If the time is certain to lie in
   // `range`, narrows `range` to bounds on the time; if it is certain to exceed the limit, makes
-  // `range.most_s` infinite. Outputs are chosen for stages that may be the slowest, the fullest first:
-  // stages with less to save and at least as much off-wafer memory take at most the time of the
-  // same choice, and at least the time with outputs saved fractionally.
+  // `range.most_s` infinite. Outputs are chosen for stages that may be the slowest, the fullest
+  // first: stages with less to save and at least as much off-wafer memory take at most the time of
+  // the same choice, and at least the time with outputs saved fractionally.
   bool narrow(MapRange& range) noexcept {
     const auto count = at(count_);
     const double tail_s = tail_s_ + rules_.outer_tail_s;

@@ -413,8 +413,7 @@ std::vector<OpMemory> non_dominated(const Mapping& mapping, int k, int op, doubl
   return front;
 }
 
-// The values that a term which is a maximum over operators may take, rising, from the least limit
-// that all operators can meet.
+// The values of a term that is a maximum over operators, rising, from the least that all can meet.
 std::vector<double> limits_of(const std::vector<std::vector<OpMemory>>& fronts,
                               double OpMemory::* term) {
   double least = 0.0;

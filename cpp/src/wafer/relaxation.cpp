@@ -327,9 +327,8 @@ Relaxation::Impl::Block Relaxation::Impl::together(const Weights& weights, Block
   return block;
 }
 
-// A block of the first stage takes the cost of the block `dear`, which includes `price` for memory,
-// minus the price of the capacity, and at least the block `free` without a price; blocks of all
-// other stages take at least `free`.
+// A block of the first stage takes at least `dear`, with its memory priced, minus the price of the
+// capacity; a block of any stage takes at least `free`, the block without a price.
 double Relaxation::Impl::step_s(const Block& free, const Block& dear, double price) const {
   const double capacity_price = price * mapping_.rules().capacity_bytes;
   const auto blocks = mapping_.blocks();
