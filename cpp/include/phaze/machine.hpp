@@ -22,7 +22,7 @@ Status check_machine(const ChipRecord& chip, const TuningRecord& tuning,
 // Bytes available to tiles: the shared buffer, or the sum of the local buffers if there is none.
 double tile_capacity_bytes(const ChipRecord& chip) noexcept;
 
-// Values derived once per chip.
+// Values derived once per chip; P, R, C and rho are symbols of docs/cost.md.
 struct Machine {
   Machine(const ChipRecord& chip, const TuningRecord& tuning, const Precision& precision,
           bool one_core) noexcept;

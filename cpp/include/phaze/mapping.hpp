@@ -154,7 +154,7 @@ struct MapProblem {
   std::span<const MapEdgeRecord> edges;
   MapRulesRecord rules;
   std::span<const std::int32_t> divisors;  // of the rectangle's dies, rising, 1 first
-  std::span<const std::int32_t> column;    // of (B, M, N, K) as positions in `divisors`; -1 = none
+  std::span<const std::int32_t> column;    // by positions of B, M, N, K in `divisors`; -1 = none
   std::int32_t columns;
   MapTables tables;
   std::span<const std::int32_t> blocks;  // number of blocks of each stage

@@ -42,7 +42,7 @@ enum class MeshFabric : std::int32_t { kMesh = 0, kSwitch = 1, kSummingSwitch = 
 inline constexpr int kMeshFabricCount = 3;
 
 struct MeshLinks {
-  double bytes_per_s[2];  // of one link along x and y, per direction; [0]: die to switch
+  double bytes_per_s[2];  // of a link along x and y, per direction; switches: [0], die to switch
   double hop_s;           // of one hop
   MeshFabric fabric = MeshFabric::kMesh;
 };

@@ -20,7 +20,7 @@ inline constexpr int kMaxNestLevels = 8;
 inline constexpr int kMaxNestLayers = 2048;
 inline constexpr std::int64_t kMaxNestDevices = std::int64_t{1} << 29;
 inline constexpr std::int64_t kMaxNestReplicated =
-    65'536;  // devices, where all replicas are priced
+    65'536;  // limit on devices if all replicas are priced
 
 // Devices in a tree, innermost level first: a group of this level consists of `size` groups of the
 // level below.

@@ -165,7 +165,7 @@ double least_product_bytes(std::int64_t m, std::int64_t k, std::int64_t n, doubl
   const double outputs = rows * columns * e;
   const double sums = p.spills * rows * columns * p.sum_bytes;
   double best = kInfinite;
-  // A tile of the output stays; `other` bytes are read once per tile along m.
+  // A tile of the output stays: the right operand is read once per tile along m, the left along n.
   const double left = rows * depth * e;
   const double right = depth * columns * e;
   for_passes(m, 1, [&](std::int64_t tile, std::int64_t passes) {
@@ -178,7 +178,7 @@ double least_product_bytes(std::int64_t m, std::int64_t k, std::int64_t n, doubl
     if (across > 0) best = std::min(best, fixed + left * static_cast<double>(across));
     return true;
   });
-  // A tile of an operand with `size` rows or columns stays.
+  // A tile of an operand stays; `size` is its dimension that is not k.
   const auto operand_stays = [&](std::int64_t size, double stored, double streamed) {
     for_passes(size, 1, [&](std::int64_t tile, std::int64_t passes) {
       const double fixed = stored + streamed * static_cast<double>(passes) + outputs;

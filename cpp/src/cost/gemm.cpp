@@ -154,8 +154,8 @@ struct Cut {
   std::int64_t length = 0;  // l
   std::int64_t parts = 0;   // p
   double extent = 0.0;      // l, as a floating-point number
-  double row_folds = 0.0;   // over the array's rows
-  double col_folds = 0.0;   // over its columns
+  double row_folds = 0.0;   // folds over the array's rows
+  double col_folds = 0.0;   // folds over the array's columns
 };
 
 inline Cut cut(std::int64_t dimension, std::int64_t length, const Machine& machine) noexcept {
@@ -174,7 +174,7 @@ struct Split {
 // kernels of an earlier generation run there, each with its own blocks and costs.
 struct Kernels {
   double port_bytes_per_s;  // of one port
-  bool both_ways;           // whether operands and outputs use it at the same time
+  bool both_ways;           // whether operands and outputs use a port at the same time
   double launch_s;
   double unit_overhead_s;
   double reduction_s;

@@ -232,7 +232,7 @@ void NestTables::fill_forward(const NestNetwork& network, const NestLayers& laye
   const Message message(network, tier);
   std::vector<double>& table = forward_[at(tier)];
   table.resize(row(count_));
-  std::vector<double> arrives(at(count_));  // at each layer, of messages from before layer i
+  std::vector<double> arrives(at(count_));  // time at each layer of messages from before layer i
   for (int i = 0; i < count_; ++i) {
     if (i > 0) {
       for (const std::int32_t e : edges_from_[at(i) - 1]) {
@@ -253,7 +253,7 @@ void NestTables::fill_backward(const NestNetwork& network, const NestLayers& lay
   const Message message(network, tier);
   std::vector<double>& table = backward_[at(tier)];
   table.resize(row(count_));
-  std::vector<double> arrives(at(count_));  // at each layer, of messages from layer j on
+  std::vector<double> arrives(at(count_));  // time at each layer of messages from layer j on
   for (int j = count_; j > 0; --j) {
     if (j < count_) {
       for (const std::int32_t e : edges_to_[at(j)]) {

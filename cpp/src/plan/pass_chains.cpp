@@ -10,9 +10,9 @@ namespace {
 // Sums in another order differ in their last digits; this factor keeps a bound below its exact
 // value.
 constexpr double kSure = 1.0 - 1e-9;
-constexpr std::size_t kMostChains = 24;        // of a shape
-constexpr std::size_t kMostShapes = 256;       // of a solver
-constexpr std::int64_t kMostPasses = 1 << 16;  // of a step that is simulated for its chain
+constexpr std::size_t kMostChains = 24;        // limit for a shape
+constexpr std::size_t kMostShapes = 256;       // limit for a solver
+constexpr std::int64_t kMostPasses = 1 << 16;  // limit for steps that are simulated for their chain
 
 }  // namespace
 

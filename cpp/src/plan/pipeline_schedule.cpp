@@ -24,9 +24,9 @@ namespace phaze {
 
 enum class Pass : std::uint32_t {
   kForward = 0,
-  kBackward = 1,    // whole
-  kInputGrad = 2,   // the part that the previous stage waits for
-  kWeightGrad = 3,  // the rest
+  kBackward = 1,    // a whole backward pass
+  kInputGrad = 2,   // the part of a backward pass that the previous stage waits for
+  kWeightGrad = 3,  // the rest of a backward pass
   kPair = 4,        // forward of this chunk together with the whole backward of the other
 };
 inline constexpr std::size_t kSegments = 3;
@@ -289,7 +289,7 @@ struct Segment {
   std::int64_t repeats;
 };
 
-// One pass of a phase: it starts when two values are known, and its end is the next value.
+// One pass of a phase: it starts at the later of two values (see Phase), and its end is a new one.
 struct Operation {
   std::uint32_t after;    // the pass before it on its device
   std::uint32_t input;    // the pass whose result it reads
@@ -317,7 +317,7 @@ struct Orders {
   std::vector<Phase> phases;
 };
 
-inline constexpr std::size_t kMostKept = std::size_t{1} << 21;  // tokens and passes of all shapes
+inline constexpr std::size_t kMostKept = std::size_t{1} << 21;  // limit on `kept_`
 inline constexpr std::int64_t kWorthSkipping = 4;  // least rounds left to compare states
 
 // Rounding error of clocks at `clock_s` when a round takes `shift_s`.
@@ -584,8 +584,8 @@ void PipelinePlayer::Game::count_work() {
   }
 }
 
-// Least seconds from the last pass of a device that sends a gradient on to the end of the step,
-// minus the device's own work after that pass.
+// Least seconds between the end of a device's last pass that sends a gradient to another device and
+// the end of the step, minus the device's own work in this time.
 double PipelinePlayer::Game::drain(std::size_t device) const {
   const std::vector<Token>& tokens = orders_->tokens;
   const std::vector<std::size_t>& prev = orders_->prev;
@@ -999,12 +999,12 @@ class PhaseWriter {
   bool ring_full_ = false;
   bool down_ = true;  // direction of the next sweep over the devices
   std::vector<Cursor> cursors_;
-  std::vector<std::int64_t> forwards_;  // done, by slot; the extra slot has done all at time 0
+  std::vector<std::int64_t> forwards_;  // passes done, by slot; the extra slot has done all at 0 s
   std::vector<std::int64_t> backwards_;
   std::vector<std::uint32_t> forward_end_;  // values, [slot * ring + micro-batch mod ring]
   std::vector<std::uint32_t> backward_end_;
   std::vector<std::uint32_t> moved_;  // scratch
-  std::size_t inputs_ = 0;            // of the current phase
+  std::size_t inputs_ = 0;            // values of the state at the start of the current phase
   std::vector<Operation> operations_;
   std::vector<Phase> phases_;
 };

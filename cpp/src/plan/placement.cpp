@@ -92,7 +92,7 @@ class PlacementCuts {
   std::vector<std::vector<std::int32_t>> next_;
   std::vector<double> work_, forward_, backward_, stash_, resident_, once_, sync_;
   std::vector<std::int32_t> wide_, size_;
-  std::vector<double> cut_s_, cut_bytes_;  // of a chain
+  std::vector<double> cut_s_, cut_bytes_;  // of the message over each cut of a chain
   struct Crossing {
     std::int32_t source;
     std::int32_t target;

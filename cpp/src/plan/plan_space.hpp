@@ -72,15 +72,15 @@ struct LayoutCosts {
   std::vector<StateBytes> states;  // weights with their copies; gradients unless they are late
   std::span<double> resident_bytes;
   std::span<double> late_bytes;    // of gradients that are not allocated for the whole step
-  std::span<double> gather_bytes;  // of one layer at a time, before allocator losses
-  std::span<double> sync_s;        // of gradients, once per step
-  std::span<double> each_s;        // of gradients exchanged with every micro-batch; else zeros
-  std::span<double> fetch_s;       // of weights gathered layer by layer; zeros if they are resident
+  std::span<double> gather_bytes;  // whole for one layer at a time, before allocator losses
+  std::span<double> sync_s;        // to exchange gradients once per step
+  std::span<double> each_s;        // to exchange gradients with every micro-batch; else zeros
+  std::span<double> fetch_s;       // to gather weights layer by layer; zeros if they are resident
   std::span<double> step_bytes;    // that the optimiser moves to and from HBM
   std::span<double> step_share;    // of the optimiser's products that a device computes
   std::span<double> shared_s;      // to gather weights after the step
-  std::span<const double> message_s;  // from stage k - 1 to stage k; entry 0 is not used
-  double bucket_s = 0.0;              // of the gradients that are synchronised last
+  std::span<const double> message_s;  // [k]: from stage k - 1 to stage k; entry 0 is not used
+  double bucket_s = 0.0;              // to synchronise the last bucket of gradients
   double shards = 1.0;                // devices that shard state
   double copies = 1.0;                // groups of devices that each have all of that state
 
@@ -148,7 +148,7 @@ struct LayoutBounds {
   std::vector<double> memory_limits;  // usable bytes of a device
   std::vector<StageCapacities> stage_capacities;
   std::vector<LayoutFit> layout_fits;                 // [layout * limits + limit]
-  std::vector<std::int64_t> without_plan;             // by limit: marked layouts that do not fit
+  std::vector<std::int64_t> without_plan;             // by limit: marked layouts proven not to fit
   std::vector<std::vector<BoundLine>> lines;          // by strategy and limit: the lowest lines
   std::vector<std::vector<std::int64_t>> fitting;     // by strategy and limit: layouts that may
                                                       // fit, by ascending slope of their lines
@@ -215,9 +215,9 @@ class PlanSpaceImpl {
   TrainingRecord training{};
   std::vector<std::int32_t> order;
   std::vector<std::int32_t> block_count;       // by kind: number of occurrences among the blocks
-  std::vector<std::int32_t> first_count;       // before all blocks
-  std::vector<std::int32_t> last_count;        // after all blocks
-  std::vector<std::uint8_t> may_cut;           // by position
+  std::vector<std::int32_t> first_count;       // by kind: number of layers before all blocks
+  std::vector<std::int32_t> last_count;        // by kind: number of layers after all blocks
+  std::vector<std::uint8_t> may_cut;           // by position: whether a stage may begin there
   std::vector<std::int32_t> same_kind_until;   // by position: end of the run of layers of its kind
   std::vector<std::int32_t> enters_, leaves_;  // [i][j]: messages of stage i..j; empty for chains
 

@@ -576,8 +576,8 @@ class StepScorer {
   // Collectives of a stage share its links with the cross-stage streams of other stages. Each stage
   // streams once per period of the slowest stage, so a stage is delayed by these streams in
   // proportion to its share of that period. Replaces `loads_s_` by the resulting times of the
-  // stages, and returns a lower bound of the seconds of the busiest link to the rim: every stage
-  // streams at least as much as the one that streams least.
+  // stages, and returns a lower bound on the seconds of the busiest link to the rim: those if every
+  // stage streamed only the least bytes of any stage.
   double charge_cross_stage() noexcept {
     const std::size_t count = at(count_);
     const std::array<StageStreams, kMaxMapStages>& all = isolated_;

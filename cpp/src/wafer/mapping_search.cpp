@@ -70,7 +70,7 @@ class Mover {
       draw_mapping(op);
       spread(op, 1 + numbers_.below(mapping_.ops()));
     } else if (kind < 13 && modes_.size() > 1) {
-      const int op = numbers_.below(mapping_.ops());  // drawn first: fixed order of draws
+      const int op = numbers_.below(mapping_.ops());  // drawn first, in a fixed order
       keep(op, modes_[at(numbers_.below(size(modes_)))]);
     } else if (kind < 14 && modes_.size() > 1) {
       const std::uint8_t mode = modes_[at(numbers_.below(size(modes_)))];
@@ -390,7 +390,7 @@ OpMemory memory_of(const Mapping& mapping, int k, int op, const OpMapping& op_ma
   return found;
 }
 
-// The operator mappings of one operator that no other betters in every term, by rising bytes.
+// The operator mappings of one operator that are non-dominated in the terms of memory, by bytes.
 std::vector<OpMemory> non_dominated(const Mapping& mapping, int k, int op, double off_wafer) {
   std::vector<OpMemory> every, front;
   for (OpMapping op_mapping : mapping.choices(op)) {
