@@ -67,7 +67,7 @@ inline constexpr std::array<const char*, kOutputCount> kOutputNames{"stash", "re
 struct OpMapping {
   std::array<std::uint16_t, kRoleCount> slots;
   std::uint8_t mode;
-  std::uint8_t algorithm;  // a MeshAlgorithm, of all its collectives
+  std::uint8_t algorithm;  // a MeshAlgorithm, for all collectives of the operator
 };
 
 struct MapOpRecord {
@@ -187,7 +187,7 @@ struct MapScore {
   double slowest_stage_s;  // of one micro-batch
   double compute_s;        // of one block, both passes, without recomputation
   double blocking_s;       // collectives that block the work
-  double hidden_s;         // collectives that overlap it
+  double hidden_s;         // collectives that overlap the work
   double tail_s;           // after the last micro-batch
 };
 
@@ -208,8 +208,8 @@ struct MapNode {
   double weight_grad_s;               // part of backward_s
   double blocking_f_s, blocking_b_s;  // collectives that block the work
   double hidden_f_s, hidden_b_s;      // collectives that overlap the work
-  double stream_s;                    // traffic to and from off-wafer memory, overlapping both
-  double sync_s, step_s;              // once per step: gradients, optimiser
+  double stream_s;        // traffic to and from off-wafer memory, overlapping all of these
+  double sync_s, step_s;  // once per step: gradients, optimiser
   double state_bytes, stream_bytes, stash_bytes, live_bytes, gathered_bytes;
 };
 

@@ -51,8 +51,8 @@ double phaze_peak_total(double stash, double live, double once, double buffers, 
                         double in_flight, double micro_batches, double share, std::int64_t by_layer,
                         double freed, double later) noexcept;
 
-// The same peak by term: writes activations, recomputed bytes, logits, late gradients and the total
-// to out[5], and returns the instant (PeakInstant).
+// The peak of phaze_peak_total() by term: writes activations, recomputed bytes, logits, late
+// gradients and the total to out[5], and returns the instant (PeakInstant).
 std::int64_t phaze_peak(double stash, double live, double once, double buffers, double late,
                         double late_last, double late_first, double late_first_stash,
                         double in_flight, double micro_batches, double share, std::int64_t by_layer,

@@ -134,7 +134,7 @@ void op_cost_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, 
                    std::span<const EnergyTable> energy, std::span<const double> static_w,
                    std::span<CostRecord> out, int threads);
 
-// HBM bytes of one operator, fused with no other, by the size of the buffer; NaN if it is invalid.
+// HBM bytes of one operator, fused with no other, by the size of the buffer; NaN if invalid.
 // If `exact`, a product takes the best of all tile sizes (fusion.hpp), not only of those that
 // hbm_traffic() tries.
 double op_hbm_bytes(const OperatorRecord& op, double capacity_bytes, const Precision& precision,

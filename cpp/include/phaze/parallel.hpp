@@ -32,7 +32,7 @@ void parallel_for(std::size_t count, int threads, std::size_t grain, const Body&
   std::vector<std::exception_ptr> thrown(workers);
   const auto run = [&](std::size_t worker) noexcept {
     // The first exception of a thread allocates per-thread data of the C++ runtime, which aborts if
-    // it cannot. This call triggers that allocation now, while there is memory.
+    // there is no memory. This call triggers that allocation now, while there is memory.
     static_cast<void>(std::current_exception());
     const std::size_t begin = std::min(count, worker * share);
     try {

@@ -33,8 +33,8 @@ class Relaxation {
   Relaxation(Relaxation&&) noexcept;
   Relaxation& operator=(Relaxation&&) noexcept;
 
-  // Evaluation may stop at a bound of at least `enough`: this is faster, and its operator mappings
-  // are a weaker start.
+  // Evaluation may stop at a bound of at least `enough`: this is faster, but the operator mappings
+  // of the result are then a weaker start.
   MapBound bound(double theta, double phi, double price,
                  double enough = std::numeric_limits<double>::infinity());
 

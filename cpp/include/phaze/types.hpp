@@ -191,7 +191,7 @@ struct OperatorRecord {
   std::int32_t format;      // position in the opgraph package's list of number formats
   // Functions of fused operators, then 0; a fused operator without an entry is an addition.
   std::int32_t epilogue_functions[kMaxEpilogues];
-  double kept_share;  // share of its HBM bytes that stays on chip; negative where it moves more
+  double kept_share;  // share of the operator's HBM bytes that stays on chip; negative: moves more
 };
 
 }  // namespace phaze

@@ -65,8 +65,8 @@ bool well_formed(const ChipRecord& c) noexcept {
   return true;
 }
 
-// The chip with its other arrays in place of the first, each with a local buffer of 16 bytes per
-// multiplier and 1 KiB at least, as in PHAZE.
+// The chip with its arrays of the other shape in place of the first ones, each with a local buffer
+// of 16 bytes per multiplier and 1 KiB at least, as in PHAZE.
 ChipRecord with_other_cores(ChipRecord chip) noexcept {
   constexpr double most = 9.2e18;  // saturates for sizes no chip has
   const double bytes =

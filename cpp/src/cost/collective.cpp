@@ -494,7 +494,7 @@ double time_with(const Call& call, const Group& group, Algorithm algorithm) noex
 double message_s(const FabricRecord& fabric, double bytes, std::int64_t from,
                  std::int64_t to) noexcept {
   if (!is_grid(fabric)) {
-    for (int l = 0;; ++l) {  // the lowest tier with one unit that contains both
+    for (int l = 0;; ++l) {  // the lowest tier with a unit that contains both ranks
       const bool last = l + 1 == fabric.levels;
       if (!last) {
         from /= fabric.size[l];

@@ -9,7 +9,7 @@ namespace phaze {
 namespace {
 
 // Calls visit(tile, passes) for every distinct number of passes over `size`, rising, with the
-// smallest tile (a multiple of `step`) that has it, until visit returns false.
+// smallest tile (a multiple of `step`) that needs so few passes, until visit returns false.
 template <typename Visit>
 void for_passes(std::int64_t size, std::int64_t step, const Visit& visit) noexcept {
   const std::int64_t units = ceil_div(size, step);

@@ -254,7 +254,7 @@ class Search {
     per_buffer_byte_s_ = 1.0 / machine.buffer_bytes_per_s;
     per_port_byte_s_ = 1.0 / kernels_.port_bytes_per_s;
     rows_ = static_cast<double>(machine.rows);
-    // A part of a split is at least as deep as the array has rows, so its first strip is as well.
+    // Each part of a split is at least as deep as the array has rows, and so is its first strip.
     fill_element_s_ =
         resident ? 0.0 : std::min(depth_, rows_) * p.in_bytes / machine.product_hbm_bytes_per_s;
     fill_os_ = static_cast<double>(machine.rows + machine.cols - 2);
@@ -277,7 +277,8 @@ class Search {
   }
 
  private:
-  // A multiple that covers a dimension gives the same mapping as every larger one.
+  // A multiple of the array that covers a dimension gives the same mapping as every larger
+  // multiple.
   void try_dataflow(Dataflow dataflow) noexcept {
     for (int x = 0; x < kMultipleCount; ++x) {
       const std::int64_t length_m = std::min(g_.m, kMultiples[x] * machine_.rows);

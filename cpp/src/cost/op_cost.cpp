@@ -420,7 +420,7 @@ namespace {
 
 constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 
-// All that `bound_on` reads of a chip, computed as it is there: chips with equal rates have the
+// All that `bound_on` reads of a chip, computed as in `bound_on`: chips with equal rates have the
 // same bounds, to the last bit.
 struct RooflineRates {
   std::array<double, 12> rates;

@@ -65,7 +65,7 @@ class PassChains {
     Shape shape{};
     std::vector<PassChain> chains;
     std::int64_t learnt = 0;  // chains, replaced ones included
-    std::int64_t wasted = 0;  // steps since then that no chain ruled out
+    std::int64_t wasted = 0;  // steps no chain ruled out since the last one was learnt
   };
   std::map<Shape, Known> known_;
   Known* own_ = nullptr;

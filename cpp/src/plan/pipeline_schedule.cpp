@@ -430,7 +430,7 @@ class PipelinePlayer::Game {
   struct Skipped {
     std::vector<double> state;
     std::int64_t until = 0;
-    bool compares = true;  // not after it has skipped rounds
+    bool compares = true;  // false once the step has skipped rounds
     bool waits = false;
   };
   std::array<Skipped, kTogether> skipped_;
@@ -1286,12 +1286,12 @@ std::vector<PassEvent> PipelinePlayer::Game::events() {
   return all;
 }
 
-// From the last pass of the device that ends last back to the start, each time to the pass that a
-// pass waited for: the one before it on its device, unless its input came later.
+// Goes from the last pass of the device that ends last back to the start, each time to the pass
+// that a pass waited for: the one before it on its device, unless its input came later.
 std::vector<double> PipelinePlayer::Game::critical_passes() {
   struct Round {
     const Phase* phase;
-    std::size_t first;  // of its values
+    std::size_t first;  // number of the round's first value
   };
   std::vector<Round> rounds;
   std::vector<double> values;

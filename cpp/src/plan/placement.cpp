@@ -557,7 +557,7 @@ class Published {
     }
   }
 
-  // In a plan better than the incumbent, every stage after cut i, s of them, has a load below this.
+  // In a plan better than the incumbent, each of the s stages after cut i has a load below this.
   double load_limit(int s, int i) const noexcept {
     if (s >= most_stages_) return 0.0;
     if (!cuts_.chain()) return *std::max_element(limits_s_.begin() + s + 1, limits_s_.end());

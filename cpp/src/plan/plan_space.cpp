@@ -427,7 +427,7 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, const Exchang
               training.gradient_bytes, p.trained, experts);
   double paired_s = 0.0;
   if (bidirectional(layout)) {
-    // Two devices have the same layers: each sends the other half of its gradients, then half of
+    // Two devices have the same layers: each sends half of its gradients to the other, then half of
     // the sums. The first and last device of the pipeline are furthest apart.
     const double bytes = training.gradient_bytes * (zero >= 1 ? p.shared_trained : p.trained);
     paired_s = 2.0 * message_s(layout, bytes / 2.0, 0, layout.pp - 1, status);
