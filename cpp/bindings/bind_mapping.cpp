@@ -196,7 +196,7 @@ void need_choices(const Mapping& mapping) {
   }
 }
 
-// Returns (least bytes, the bytes that a die has, operator mappings with the least bytes).
+// Returns (least bytes, the limit on these bytes, operator mappings with the least bytes).
 py::tuple least_memory_of(const PyMapping& object, double off_wafer) {
   const Mapping& mapping = object.fixed();
   if (!(off_wafer >= 0.0 && off_wafer <= 1e100)) {

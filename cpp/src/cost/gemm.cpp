@@ -316,7 +316,7 @@ class Search {
     double fill;             // L
     double operand_bytes;    // through the buffer
     double fill_s;           // first strips from HBM, after which a first core can start
-    double outputs;          // of one unit
+    double outputs;          // elements of the output of one unit
   };
 
   void try_block(Dataflow dataflow, const Cut& by_m, const Cut& by_n) noexcept {

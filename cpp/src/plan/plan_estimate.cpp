@@ -708,7 +708,7 @@ double PlanEstimator::energy_j(const Row& row, double time_s) const {
   double synced = 2.0 * gradients;
   if (l.zero == 1) synced = gradients + weights;
   if (l.zero >= 2) synced = m * gradients + (l.zero == 3 ? 2.0 * m : 1.0) * weights;
-  const double among = 2.0 * (costs.copies - 1.0) / costs.copies;  // groups that shard state
+  const double among = 2.0 * (costs.copies - 1.0) / costs.copies;  // all-reduce of equal shards
   synced += among * trained * t.gradient_bytes / costs.shards;
   const double hops = l.pp > 1 ? places_of(l) - 1 : 0.0;
   const double sent = inner * m * (s.sent_bytes + 2.0 * hops * s.message_bytes) + inner * synced;

@@ -343,7 +343,7 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
     limit = std::min(limit, best.time_s);
   }
   double open_s = kInfinite;
-  for (const Candidate& c : partly) {  // with more work
+  for (const Candidate& c : partly) {  // solved again with more work
     if (c.bound_s > limit) continue;
     PlacedPlan found = solver->best(space, at(c.layout), times,
                                     space.bounds.memory_limits[memory_limit], limit, c.load_s);

@@ -306,7 +306,7 @@ class PlanSpaceImpl {
   std::array<LastMessages, 2> last_messages_;
 };
 
-// Terms of the bounds on a step: seconds of one micro-batch, each layer on its own device.
+// Terms of the bounds on a step: seconds of one micro-batch, summed over the layers of all stages.
 struct StepTotals {
   double work_s;      // both passes of all layers, nothing recomputed
   double backward_s;  // the backward passes alone
