@@ -237,8 +237,6 @@ void MapTerms::enumerate(int op) {
   }
 }
 
-namespace {}  // namespace
-
 // ---- states of a tensor along the slots ----
 
 TensorState MapTerms::state(int op, const OpMapping& g, std::uint16_t features,
