@@ -93,9 +93,9 @@ class GraphOperator(Record):
     bias: bool = False
     """Whether a product adds a bias."""
     weights: _Whole = 0
-    """Number of elements of the parameters that it reads."""
+    """Number of elements of the parameters that the operator reads."""
     frozen: _Whole = 0
-    """Number of these that are not trained."""
+    """Number of the elements in `weights` that are not trained."""
     forward: _Position = -1
     """For a backward operator, the position of its forward operator."""
     split: Split = "no"
@@ -121,9 +121,9 @@ class SavedTensor(Record):
 class HeldTensor(SavedTensor):
     """A tensor that is allocated at the peak of a layer and is not stored for the backward pass.
 
-    Its name is that of the operator that writes it; ``input``, or ``output gradient``, if another
-    layer does. Its producer is the forward operator that writes it, or whose gradient does; -1:
-    another layer.
+    Its name is that of the operator that writes it, or ``input`` or ``output gradient`` where
+    another layer writes it. Its producer is the forward operator that writes it or whose gradient
+    operator does; -1: another layer writes it.
     """
 
     backward: bool = False
@@ -137,9 +137,9 @@ class LayerPeak(Record):
 
     what: ClassVar[str] = "peak"
     operator: str = Field(min_length=1)
-    """Operator that runs."""
+    """Name of the operator that runs at this instant."""
     backward: bool = False
-    """Whether it runs in the backward pass."""
+    """Whether that operator runs in the backward pass."""
     tensors: tuple[HeldTensor, ...] = ()
     """Tensors that are allocated then besides those stored for the backward pass."""
     absent: tuple[_Whole, ...] = ()
@@ -151,13 +151,13 @@ class GraphLayer(Record):
 
     what: ClassVar[str] = "layer"
     name: str = Field(min_length=1)
-    """Path of the first such module, or ``embedding`` and ``head`` for the layers around them."""
+    """Path of its first module, or ``embedding`` and ``head`` before and after the blocks."""
     count: Count
-    """Number of such layers in the model."""
+    """Number of layers of this kind in the model."""
     parameters: _Whole
     """Parameters of one such layer; a parameter counts in the first layer that reads it."""
     frozen_parameters: _Whole = 0
-    """Those of them that are not trained: they have neither gradients nor optimiser state."""
+    """Number of `parameters` that are not trained, without gradients or optimiser state."""
     forward: tuple[GraphOperator, ...]
     """Forward operators in topological order."""
     backward: tuple[GraphOperator, ...] = ()
@@ -168,7 +168,7 @@ class GraphLayer(Record):
     """Peaks of the forward and of the backward pass; empty: they are estimated from the operators.
     Tensors that earlier layers save, and gradients of later layers, are not counted."""
     input_bytes: Quantity = 0.0
-    """Bytes per sample of its input which it does not save: stored if it is recomputed."""
+    """Bytes per sample of its input that it does not save, but stores if it is recomputed."""
     output_bytes: Quantity = 0.0
     """Bytes per sample that later layers read."""
     unsplit: str = ""
@@ -224,7 +224,7 @@ def peak_bytes(
     width
         Tensor-parallel devices.
     rows
-        Whether these also share the rows of tensors that no region between products holds.
+        Whether these devices also shard all other tensors by rows, as sequence parallelism does.
 
     Examples
     --------
@@ -276,10 +276,10 @@ class GraphModel(Record):
     as_traced: bool = False
     """Whether to plan these operators as they are, even if they form a transformer."""
     kernels: Kernels = "eager"
-    """Whether its operators are those of the module's code, or the kernels that torch.compile makes
+    """Whether the operators are those of the module's code, or the kernels that torch.compile makes
     of them."""
     compiled: GraphModel | None = None
-    """The same step as torch.compile runs it, for software that compiles."""
+    """The graph of this model as torch.compile runs it, for software that compiles."""
     notes: str = ""
     """Remarks."""
 

@@ -69,7 +69,7 @@ class Attention:
     last: int
     """Operator that produces its result."""
     queries: tuple[int, ...]
-    """Products that produce the queries; likewise below for keys and values."""
+    """Products that produce the queries; likewise `keys` and `values`."""
     keys: tuple[int, ...]
     values: tuple[int, ...]
     heads: int
@@ -184,7 +184,7 @@ class Skeleton:
         return replace(norm, above=self.above(start))
 
     def norm_at(self, labels: frozenset[int]) -> Norm | None:
-        """Return the norm that is the only input of an operator, or None."""
+        """Return the norm that is the only one of `labels` (a result of `above`), or None."""
         return next((n for n in self.norms if labels == {n.last}), None)
 
     # ---- attention ----
@@ -226,7 +226,7 @@ class Skeleton:
         caps = [at for at in between if self.names[at] == "tanh"]
         self._explained |= {softmax, *caps}
         mask = next((self.ops[at] for at in between if self.ops[at].causal), op)
-        # Rows that are masked whole are found by their scores and what is added to them.
+        # A safe softmax also reads the scores and what is added to them: these are no values.
         masked = self._walk(self.ops[softmax].inputs, [scores, *self.gemms])[0]
         values = self._walk(mix.inputs, [softmax, scores, *self.gemms])[0] - masked - {softmax}
         sides = [self.products_above(source) for source in op.inputs[:2]]
@@ -472,8 +472,8 @@ def read_block(layer: GraphLayer, hidden: int) -> dict[str, Any]:
     Returns
     -------
     dict
-        Fields of a `TransformerModel`, and ``cross``, ``window``, ``drops``, ``normed`` (whether
-        queries and keys have norms) and ``buckets`` of a table of relative positions.
+        Fields of a `TransformerModel`, ``cross``, ``rotated``, ``explicit``, ``drops``, ``normed``
+        (whether queries and keys have norms) and ``buckets`` of a table of relative positions.
 
     Raises
     ------
@@ -691,7 +691,7 @@ def _attended(decoder: list[dict[str, Any]], encoder: list[dict[str, Any]]) -> d
 
 
 def _fields(graph: GraphModel) -> tuple[dict[str, Any], dict[str, list[Any]], bool]:
-    """Return the known fields, choices of the others, and whether attention is explicit."""
+    """Return the known fields, values to try for others, and whether attention is explicit."""
     if graph.trained_parameters() < graph.parameters():
         raise NotATransformerError("frozen parameters, which have no gradients")
     _refuse_if(len(graph.order) < 3, "no repeated layers")

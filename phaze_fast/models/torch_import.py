@@ -7,8 +7,8 @@ one kind. Two recordings, of 2 and of 4 samples, show which sizes grow with the 
 Tensor-parallel devices split pairs of products as Megatron-LM does, the first by columns and the
 second by rows, if the region between them is closed: its tensors have no other reader, it has no
 other input, and no operator in it reduces over the split columns. Logits are split by the
-vocabulary up to the loss, and so is the token embedding table. Experts computed as grouped products
-are split likewise, each of them.
+vocabulary up to the loss, and so is the token embedding table. Each expert computed in grouped
+products is split like any pair of products.
 """
 
 from __future__ import annotations
@@ -577,7 +577,7 @@ def layered(name: str, small: Any, large: Any, modules: Children, seq: int) -> G
             field: max(getattr(layer, field) for _, layer in members)
             for field in ("input_bytes", "output_bytes")
         }
-        peaks = max(  # with as many samples as the larger recording has
+        peaks = max(  # those of the layer that needs the most bytes for 4 samples
             (layer for _, layer in members),
             key=lambda layer: max(
                 (peak_bytes(layer, peak, 4) for peak in layer.peaks), default=0.0

@@ -42,7 +42,7 @@ class MixtureOfExperts(Record):
     shared_gate: bool = False
     """Whether the output of the shared experts is scaled by a gate per token."""
     router_bias: bool = False
-    """Bias of the router."""
+    """Whether the router has a bias."""
     scores: Literal["softmax", "sigmoid"] = "softmax"
     """How the router scores experts; like the next five fields it changes no operator's size."""
     scores_normalised: bool = True
@@ -66,7 +66,7 @@ class MixtureOfExperts(Record):
     also by expert on arrival (2); each is undone after the experts."""
     tile_rows: Annotated[int, Field(strict=True, ge=0, le=1048576)] = 0
     """Rows of a tile of the grouped products: a tile with rows of two experts is computed for both,
-    so that each expert takes about one tile more than it has rows for; 0 where they are equal."""
+    so that each expert computes about one tile more than it has rows for; 0: no more than these."""
     sent_once: bool = False
     """Whether a token is sent once per node, or once per device within its own node, for all of its
     experts there; else once per expert."""
@@ -149,9 +149,9 @@ class RotaryEmbedding(Record):
     scaling: str = "none"
     """How angles are stretched for long sequences: none, linear, llama3, yarn and others."""
     factor: Annotated[Quantity, Field(gt=0)] = 1.0
-    """By how much they are stretched."""
+    """Factor by which the angles are stretched."""
     original_positions: Count | None = None
-    """Positions that the angles are stretched from."""
+    """Number of positions before the angles are stretched."""
 
 
 class Patches(Record):
@@ -169,7 +169,7 @@ class Patches(Record):
 class Module(Record):
     """The module of transformers that runs a model, where its operators depend on more than sizes.
 
-    Software with fused kernels does not depend on it.
+    Software profiles with fused kernels ignore it.
     """
 
     what: ClassVar[str] = "module"
@@ -224,7 +224,7 @@ class TransformerModel(Record):
     causal: bool = True
     """Whether a token attends only to earlier tokens (in the decoder of an encoder-decoder)."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
-    """Normalisation; a layernorm has a bias and a gain."""
+    """Kind of the norms."""
     norm_bias: bool = True
     """Whether a layernorm has a bias; an RMS norm has none."""
     norm_gain: bool = True
@@ -246,11 +246,11 @@ class TransformerModel(Record):
     positions: Literal["learned", "rotary", "relative", "alibi", "none"] = "learned"
     """Position encoding."""
     rotary: RotaryEmbedding | None = None
-    """Angles of the rotary embedding; none = those that its defaults give."""
+    """Angles of the rotary embedding; none = the defaults of `RotaryEmbedding`."""
     max_positions: Count | None = None
     """Rows of the learned position table as allocated."""
     relative_buckets: Count | None = None
-    """Rows of the relative bias table, one per stack, a column per head."""
+    """Rows of the table of relative biases, of which each stack has one, with a column per head."""
     token_types: Annotated[int, Field(strict=True, ge=0)] = 0
     """Rows of the segment embedding."""
     embedding_norm: bool = False
@@ -258,11 +258,11 @@ class TransformerModel(Record):
     patches: Patches | None = None
     """How an image becomes tokens; absent in language models."""
     qkv_bias: bool = True
-    """Bias of the query, key and value projections."""
+    """Whether the query, key and value projections have a bias."""
     out_bias: bool = True
-    """Bias of the attention's output projection."""
+    """Whether the attention's output projection has a bias."""
     ffn_bias: bool = True
-    """Bias of the feed-forward projections."""
+    """Whether the feed-forward projections have a bias."""
     qk_norm: Literal["no", "head", "width"] = "no"
     """Norms of queries and keys: one gain for all heads, or one as wide as all heads together."""
     sinks: bool = False
@@ -336,7 +336,7 @@ class TransformerModel(Record):
     published_parameters: Annotated[int, Field(strict=True, ge=1)] | None = None
     """Published parameter count, if any; unpublished digits are zero."""
     published_digits: Annotated[int, Field(strict=True, ge=1)] | None = None
-    """Number of published leading digits of that count; none = all."""
+    """Number of published leading digits of `published_parameters`; none = all."""
     sources: tuple[str, ...] = ()
     """Where the figures come from."""
     notes: str = ""

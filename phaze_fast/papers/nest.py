@@ -56,7 +56,7 @@ class NestProblem:
     """Bytes of weights, gradients and moments per byte of weights."""
     recompute: bool
     tables: Mapping[int, LayerTable]
-    """By tensor-parallel width, narrowest first; their resident bytes are those of the weights."""
+    """Layers by tensor-parallel width, narrowest first; `resident_bytes` holds weights alone."""
 
     @property
     def devices(self) -> int:
@@ -70,7 +70,7 @@ class NestProblem:
 
 class _NestNode(Node):
     energy: Size = 0.0
-    """Not used, as `bandwidth`, `frequency`, `sp_enabled` and `baselines` of a problem are not."""
+    """Ignored, as are `bandwidth`, `frequency`, `sp_enabled` and `baselines` of a problem."""
 
 
 _Levels = Field(min_length=1, max_length=_core.MAX_NEST_LEVELS)
@@ -147,7 +147,7 @@ def nest_from_dict(data: Any, name: str = "problem", time_unit: str = "s") -> Ne
     Parameters
     ----------
     data
-        The object; also one that has it under ``input``, with a ``name``.
+        The problem, or an object that has it under ``input``, with a ``name``.
     name
         The name where the problem itself has none.
     time_unit
@@ -226,7 +226,7 @@ class _NestStages:
         return tiers
 
     def _messages(self, sizes: Any, tier: int) -> float:
-        """Seconds of the longest of some messages."""
+        """Seconds of the longest of messages of some sizes that cross a tier."""
         if not len(sizes):
             return 0.0
         rate = min(self._problem.level_bytes_per_s[: tier + 1])
@@ -313,7 +313,7 @@ def _pointer(lengths: Sequence[int]) -> Any:
 
 _BY_LAYER = ("forward_s", "backward_s", "weight_bytes", "kept_bytes")
 _IN_TABLE = ("forward_s", "backward_s", "resident_bytes", "stash_bytes")
-"""Numbers of the layers as the kernel and as tables name them."""
+"""Columns of a table of layers, by their names in the kernel and in `LayerTable`."""
 
 
 def _joined(parts: Iterable[Any], dtype: str = "f8") -> Any:

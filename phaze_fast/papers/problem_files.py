@@ -1,6 +1,6 @@
 """Placement problems in the files of the public PHAZE and NEST programs.
 
-A .json file holds one problem, a .jsonl file one on each line. Records have the names of the files.
+A .json file holds one problem, a .jsonl file one on each line. Records name fields as files do.
 """
 # ruff: noqa: N815
 

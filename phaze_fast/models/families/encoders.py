@@ -22,7 +22,7 @@ class Bert(Llama):
             return op.contiguous(op.reshape(self._attend(q, k, v), self.samples, self.seq, -1))
 
     def _added(self, rows: Tensor, x: Tensor) -> Tensor:
-        """Project, drop, add the residual and take the norm."""
+        """Project `rows`, apply dropout, add the residual `x` and normalise."""
         with self.tape.module("output"):
             rows = self._project("dense", rows, self.model.hidden, True)
             rows = self._dropped("dropout", rows, self.drops)
@@ -90,7 +90,7 @@ class Bert(Llama):
 
 
 class Roberta(Bert):
-    """Positions that depend on padding, and another head."""
+    """BERT with positions that depend on padding, and with another head."""
 
     root = "roberta"
 
@@ -107,7 +107,7 @@ class Roberta(Bert):
 
 
 class MegatronBert(Bert):
-    """Norms before the sub-layers, and explicit attention without a cast to fp32."""
+    """BERT with norms before the sub-layers, and explicit attention without a cast to fp32."""
 
     def _attention(self, x: Tensor) -> Tensor:
         with self.tape.module("self"):
@@ -133,7 +133,7 @@ class MegatronBert(Bert):
 
 
 class ViT(Llama):
-    """Patches of images and a class token, norms before the sub-layers, and a classifier."""
+    """An encoder of image patches and a class token, with norms first, and a classifier."""
 
     root, final, attention_name = "vit", "layernorm", "attention"
     first_norm, second_norm = "layernorm_before", "layernorm_after"
@@ -168,7 +168,7 @@ class ViT(Llama):
 
 
 class T5(Llama):
-    """Two stacks with a learned bias of relative positions, which attention adds to its scores."""
+    """Encoder and decoder with a learned bias of relative positions, added to the scores."""
 
     drops, softmax_format = "dropout_rate", ""
 
@@ -181,7 +181,7 @@ class T5(Llama):
     def _attended(
         self, x: Tensor, keys: Tensor, bias: list[Tensor], causal: bool, learned: bool
     ) -> Tensor:
-        """Attention to `keys` with the bias of the stack, which its first layer computes."""
+        """Attention to `keys` with the stack's `bias`, to which its first layer adds the tensor."""
         m = self.model
         q, k, v = (
             self._heads(self._project(name, rows, m.query_width))
@@ -196,7 +196,7 @@ class T5(Llama):
             out = self._explicit_with(q, k, v, bias[0] if learned else None, causal)
         else:
             drops = self.drops in self.style.dropouts
-            if learned:  # keys of the bias do not lie together, as fused kernels need
+            if learned:  # its last dimension is not contiguous, as fused kernels need
                 hidden = self.tape.constant(1, 1, self.seq, self.seq, dtype="bool")
                 seen = op.where(hidden, bias[0], causal=True, window=0) if causal else bias[0]
                 out = op.attention_in_parts(q, k, v, seen, drops)
@@ -212,7 +212,7 @@ class T5(Llama):
     ) -> Tensor:
         """softmax(QK^T + bias)V operator by operator."""
         scores = op.mul(op.matmul(q, op.transpose(k, 2, 3)), 1.0)
-        if bias is None:  # zeros
+        if bias is None:  # transformers adds zeros
             scores = op.masked(scores, self.tape.constant(1, self.model.heads, self.seq, self.seq))
         else:
             scores = op.add(scores, bias)
@@ -230,7 +230,7 @@ class T5(Llama):
         return self._project("wo", self._dropped("dropout", x, self.drops), self.model.hidden)
 
     def _stack(self, name: str, layers: int, encoded: Tensor | None) -> Tensor:
-        """Run the encoder, or the decoder of what was encoded."""
+        """Run the encoder, or given its output `encoded`, the decoder."""
         causal = encoded is not None
         bias: list[Tensor] = []
         with self.tape.module(name):
@@ -245,7 +245,7 @@ class T5(Llama):
     def _t5_block(
         self, x: Tensor, encoded: Tensor | None, bias: list[Tensor], causal: bool
     ) -> Tensor:
-        """One block: self-attention, attention to what was encoded, feed-forward."""
+        """One block: self-attention, attention to the encoder's output, feed-forward."""
         with self.tape.module("layer.0"):
             rows = self._norm("layer_norm", x)
             with self.tape.module("SelfAttention"):

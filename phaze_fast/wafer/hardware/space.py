@@ -120,7 +120,7 @@ class WaferSpace(Record):
         return math.prod(len(values) for values in self.axes.values())
 
     def wafers(self) -> tuple[tuple[Wafer, ...], dict[Rule, int]]:
-        """Enumerate the grid: the wafers that break no rule, and how many points break each.
+        """Enumerate the grid: the wafers that break no rule, and how many points break each rule.
 
         A point that breaks two rules counts under both. Wafers are in grid order and cached.
 
@@ -161,7 +161,7 @@ class WaferSpace(Record):
 
     @cached_property
     def _found(self) -> tuple[tuple[Wafer, ...], dict[Rule, int], tuple[int, ...]]:
-        """Wafers that break no rule, points that break each, and grid positions of the wafers."""
+        """Wafers that break no rule, number of points by broken rule, and the wafers' positions."""
         found: dict[int, Wafer] = {}
         rejected: Counter[Rule] = Counter()
         for position, wafer in enumerate(self._points()):

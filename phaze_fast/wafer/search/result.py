@@ -106,7 +106,7 @@ class Effort:
     budget_s: float | None = None
     """Seconds after which no further layout is visited; the result then depends on the machine."""
     stop: Callable[[], bool] | None = None
-    """Called periodically; if it returns true, no further layout is visited, as if the budget were
+    """Called periodically; once it returns true, no further layout is visited, as if the budget were
     spent. Worker processes do not call it."""
 
     def __post_init__(self) -> None:

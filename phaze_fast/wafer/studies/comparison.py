@@ -202,7 +202,7 @@ def compare_mappings(
     equal_speed_memory: bool = True,
     session: Session | None = None,
 ) -> Comparison:
-    """Search a mapping, and evaluate other systems' plans and ablations of our search.
+    """Search for a mapping, and evaluate other systems' plans and ablations of the search.
 
     Parameters
     ----------

@@ -51,7 +51,7 @@ class FaultStudy(Table):
         return sum(self.rates) / len(self.rates)
 
     def by_spares(self) -> list[dict[str, Any]]:
-        """Per number of spares: share of wafers with no more dead dies, mean and least rates."""
+        """Per number of spares: share of maps with at most so many dead dies, mean and least rate."""
         rates, dead = self.rates, [len(fault_map.dead_dies) for fault_map in self.maps]
         rows = []
         for spares in range(min(dead), max(dead) + 1):
@@ -85,7 +85,7 @@ class FaultStudy(Table):
 
 
 class _Known:
-    """Mappings found so far by layout, and lower bounds on the time of each other layout."""
+    """Mappings found so far by layout; for other layouts, a time below which none was found."""
 
     def __init__(self, effort: Effort, seed: int, threads: int | None) -> None:
         self.effort, self.seed, self.threads = effort, seed, threads
