@@ -2,8 +2,9 @@
 
 A multiply-accumulate counts as two operations, the backward pass as two forward passes, and only
 matrix products count: 6 operations for each token and each weight it is multiplied by, and 12 L H
-Q T for each token's attention over T tokens in L layers of H heads of width Q (Chowdhery et al., PaLM, 2022, appendix B; Narayanan
-et al., Megatron-LM, 2021, appendix). docs/throughput.md derives both.
+Q T for each token's attention over T tokens in L layers of H heads of width Q (Chowdhery et al.,
+PaLM, 2022, appendix B; Narayanan et al., Megatron-LM, 2021, appendix). docs/throughput.md derives
+both.
 """
 
 from __future__ import annotations

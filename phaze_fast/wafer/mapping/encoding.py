@@ -2,8 +2,8 @@
 
 An operator mapping says how an operator's dimensions are split along both axes of the rectangle of
 dies of a stage, innermost first; whether its output is stashed, recomputed or offloaded; how its
-weights are stored; and how its collectives run. All blocks of a model share their operator mappings. `RULES`
-lists the conditions of a legal mapping.
+weights are stored; and how its collectives run. All blocks of a model share their operator
+mappings. `RULES` lists the conditions of a legal mapping.
 """
 
 from __future__ import annotations

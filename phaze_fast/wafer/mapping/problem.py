@@ -275,7 +275,7 @@ class Problem:
         self._least: dict[tuple[int, int], LeastWork] = {}
 
     def variant(self, **rules: Any) -> Problem:
-        """Return this problem with other `rules`, by default those of `Problem`; prices are shared."""
+        """Return this problem with other `rules`; the rest have defaults, and prices are shared."""
         problem = Problem(self.model, self.wafer, self.training, work=self._given, **rules)
         problem._times = self._times
         if not problem.volume and not self.volume:

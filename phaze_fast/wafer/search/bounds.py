@@ -162,10 +162,7 @@ def roofline(problem: Problem) -> Roofline:
     """
     spec = optimizer(problem.training.optimizer)
     parameter_bytes = spec.weight_bytes + spec.gradient_bytes + spec.state_bytes
-    directions = (
-        2.0 * spec.weight_bytes,
-        spec.gradient_bytes,
-    )  # streamed in and out, per parameter
+    directions = (2.0 * spec.weight_bytes, spec.gradient_bytes)  # in and out, a parameter
     off = problem.wafer.off_wafer
     busier = max(directions) if off is not None and off.duplex else sum(directions)
     # With weights on the wafer, of the state off it only gradients move.

@@ -106,8 +106,8 @@ class Effort:
     budget_s: float | None = None
     """Seconds after which no further layout is visited; the result then depends on the machine."""
     stop: Callable[[], bool] | None = None
-    """Called periodically; once it returns true, no further layout is visited, as if the budget were
-    spent. Worker processes do not call it."""
+    """Called periodically; once it returns true, no further layout is visited, as if the budget
+    were spent. Worker processes do not call it."""
 
     def __post_init__(self) -> None:
         for name, most in (("seeds", 1000), ("steps", 10**9), ("promising", 10**6)):

@@ -3,11 +3,11 @@
 Layouts are visited in the order of a quick bound, in batches of a fixed size; a layout whose bound
 is no better than the best mapping so far is pruned, and so is one in which a die needs more than
 its memory under every mapping. If none of the first batch has a mapping that fits, one is
-constructed: the mapping of least memory in the layouts with most memory. Each layout that is not pruned gets
-start mappings - plans of other systems and the operator mappings of a relaxation - which are
-improved by single changes and a short annealing. The most promising layouts then get a genetic
-search: several seeds, long annealings, and children that take some operators from one parent and
-the rest from another. The same seed gives the same answer for any number of threads.
+constructed: the mapping of least memory in the layouts with most memory. Each layout that is not
+pruned gets start mappings - plans of other systems and the operator mappings of a relaxation -
+which are improved by single changes and a short annealing. The most promising layouts then get a
+genetic search: several seeds, long annealings, and children that take some operators from one
+parent and the rest from another. The same seed gives the same answer for any number of threads.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Task:
     """Seconds after which the call may stop early; its result then has a true `cut` and is not
     cached."""
     stop: Callable[[], bool] | None = None
-    """Called periodically; once it returns true, the task stops early. Only for sequential tasks."""
+    """Called periodically; once it returns true, the task stops. Only for sequential tasks."""
 
     @cached_property
     def key(self) -> str:

@@ -51,7 +51,7 @@ class FaultStudy(Table):
         return sum(self.rates) / len(self.rates)
 
     def by_spares(self) -> list[dict[str, Any]]:
-        """Per number of spares: share of maps with at most so many dead dies, mean and least rate."""
+        """Per number of spares: share of maps with no more dead dies, their mean and least rate."""
         rates, dead = self.rates, [len(fault_map.dead_dies) for fault_map in self.maps]
         rows = []
         for spares in range(min(dead), max(dead) + 1):
