@@ -15,7 +15,7 @@ from phaze_fast.documents import package_data
 from phaze_fast.models.graph_model import WIDE
 
 _PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "_grouped_mm": (0, 1)}
-_FP32 = 4  # bytes
+_FP32 = 4  # bytes of an element
 _ALIGNED = 8  # elements between rows that start at 16-byte bounds, in bf16
 _SOLVED = "linalg_solve_triangular"
 _CONVOLUTIONS = ("convolution", "convolution_input", "convolution_weight")
@@ -46,7 +46,7 @@ class Figures:
     kind: str
     function: str
     sizes: tuple[int, int, int, int]
-    """(b, m, n, k)."""
+    """(b, m, n, k), as in `GraphOperator`."""
     flops: float
     read_bytes: float
     write_bytes: float
@@ -216,7 +216,7 @@ def _convolution(call: Any) -> Figures:
     b, m, n, k = shape.sizes(call.name)
     read, write = _bytes(call.reads), _bytes(call.writes)
     flops = 2.0 * shape.pixels * shape.taps * shape.weights[0] * shape.weights[1]
-    if shape.depthwise:  # not computed as a matrix product
+    if shape.depthwise:  # a depthwise one is no matrix product
         turned = call.name == "convolution_input"
         elements = shape.weights[0] * (
             shape.x[0] * math.prod(shape.x[2:]) if turned else shape.pixels
@@ -266,7 +266,7 @@ def _element_wise(call: Any, function: str) -> str:
     """
     if call.name.endswith(("_backward", "_scatter")) or call.name in ("index", "index_select"):
         return function  # fill an array and copy into a part; index copies rows
-    if not call.writes:  # an operator that a compiler removed
+    if not call.writes:  # the compiler removed the operator
         return function
     out = max(call.writes, key=lambda array: array.elements)
     arrays = [x for x in (*call.reads, *call.writes) if x.elements > 1]
@@ -312,7 +312,7 @@ def _vector(call: Any) -> Figures:
         largest, read = call.writes[0], _bytes(call.writes[:1]) + _bytes(call.reads[1:])
     elif kind == "embedding-backward":
         largest = call.reads[0]
-    elif call.name.startswith("nll_loss"):  # one element of a row; its gradient is zero elsewhere
+    elif call.name.startswith("nll_loss"):  # reads one element a row; the gradient is 0 elsewhere
         ids = call.reads[2 if call.backward else 1]
         largest = call.writes[0] if call.backward else ids
         read = float(ids.bytes) if call.backward else 2.0 * ids.bytes

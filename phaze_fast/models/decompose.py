@@ -44,8 +44,8 @@ STATISTICS = frozenset({"norm_statistics", "softmax_statistics"})
 PARTIAL = "partial_sums"
 PICKED = "pick"
 _ROWS_OF_A_PARTIAL_SUM = 16  # 512 partial sums for 8,192 rows, as profiled
-_FP32, _BF16 = 4, 2  # bytes
-_PADDED = {"mm": (0, 1), "addmm": (1, 2)}  # operands of products that are padded
+_FP32, _BF16 = 4, 2  # bytes of an element
+_PADDED = {"mm": (0, 1), "addmm": (1, 2)}  # positions of the operands that are padded
 _ALIGNED = 8  # elements in bf16: 16 bytes
 _LEAST_PADDED = 256  # products with a smaller side are memory-bound and not padded
 

@@ -35,24 +35,24 @@ class ModelFlops:
     tokens: int
     """Tokens of these sequences; for an encoder-decoder, those of one side."""
     weights: float
-    """Products with weights: 6 operations per token and weight."""
+    """Operations of products with weights: 6 per token and weight."""
     attention: float
-    """Products of queries with keys and of scores with values, every token with every other."""
+    """Operations of products of queries with keys and scores with values, over all token pairs."""
     attention_causal: float
     """`attention` with a causal mask, by which fused kernels skip half of the pairs."""
     forward_blocks: float
-    """One forward pass of the blocks alone, attention in full: what full recomputation adds."""
+    """Operations of one forward pass of the blocks, unmasked: what full recomputation adds."""
     forward_blocks_causal: float
     """`forward_blocks` with a causal mask."""
 
     @property
     def total(self) -> float:
-        """Products with weights and attention in full: the operations that MFU counts."""
+        """`weights` and `attention` together: the operations that MFU counts."""
         return self.weights + self.attention
 
     @property
     def total_causal(self) -> float:
-        """Products with weights and masked attention."""
+        """`weights` and `attention_causal` together."""
         return self.weights + self.attention_causal
 
     @property

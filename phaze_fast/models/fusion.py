@@ -76,11 +76,11 @@ class Kernel:
 
     calls: list[int]
     reads: dict[int, list[Slot]]
-    """Tensors from outside, with every input that reads them."""
+    """Tensors that the kernel reads from memory, each with the operator inputs that read it."""
     writes: list[Slot]
     generated: bool
     stored: list[int]
-    """Operators whose results were fused, without those computed inside them."""
+    """Operators that were fused into this kernel, without those inlined into them."""
     largest: int = 0
     """Position in `stored` of the operator with most elements."""
     place: int = 0
@@ -95,7 +95,7 @@ class Kernel:
         """Whether both kernels run over the same elements, or one over the other's reduced rows."""
         if len(self.stored) + len(other.stored) > _MOST_FUSED:
             return False
-        if self.partial or other.partial:  # only with kernels that reduce rows as well
+        if self.partial or other.partial:  # fused only with reductions
             fused = bool(self.rows or other.rows) or (self.partial and other.partial)
             return fused and self.elements == other.elements
         if self.rows and other.rows:

@@ -64,7 +64,7 @@ class GraphOperator(Record):
     function: str = ""
     """Function of a norm, an activation or an element-wise operator, if known."""
     inputs: tuple[_Position, ...] = (-1,)
-    """Positions of the operators of this pass that it reads from; -1: the input of the pass."""
+    """Positions, in this pass, of the operators that it reads from; -1: the input of the pass."""
     b: Count = 1
     """Number of independent products; for attention, heads."""
     m: _Whole = 0
@@ -76,11 +76,11 @@ class GraphOperator(Record):
     scales: Literal["b", "m", "n", "k", "none"] = "m"
     """Dimension that grows with the number of samples."""
     flops: Quantity = 0.0
-    """FLOPs of products, two per multiply-accumulate."""
+    """FLOPs of products per sample, two per multiply-accumulate."""
     read_bytes: Quantity = 0.0
-    """Bytes of activations read."""
+    """Bytes of activations that the operator reads, per sample."""
     write_bytes: Quantity = 0.0
-    """Bytes of activations written."""
+    """Bytes of activations that the operator writes, per sample."""
     fixed_read_bytes: Quantity = 0.0
     """Bytes read independently of the number of samples, such as weights."""
     fixed_write_bytes: Quantity = 0.0
@@ -99,8 +99,8 @@ class GraphOperator(Record):
     forward: _Position = -1
     """For a backward operator, the position of its forward operator."""
     split: Split = "no"
-    """Role in a tensor-parallel split: weights split by columns or by rows, an operator between
-    two such products, or split by the vocabulary."""
+    """Role in a tensor-parallel split: a product with weights split by columns or by rows, an
+    operator inside, between two such products, or one that is split by the vocabulary."""
 
 
 class SavedTensor(Record):
@@ -113,9 +113,9 @@ class SavedTensor(Record):
     fixed_bytes: Quantity = 0.0
     """Bytes that do not depend on the number of samples."""
     producer: _Position = -1
-    """Forward operator that produces it; -1: the input of the layer."""
+    """Forward operator that produces the tensor; -1: it is the input of the layer."""
     split: bool = False
-    """Whether it is sharded over tensor-parallel devices."""
+    """Whether the tensor is sharded over tensor-parallel devices."""
 
 
 class HeldTensor(SavedTensor):
@@ -127,9 +127,9 @@ class HeldTensor(SavedTensor):
     """
 
     backward: bool = False
-    """Whether the backward pass writes it."""
+    """Whether the backward pass writes the tensor."""
     gradient: bool = False
-    """Whether it is the gradient of parameters of the layer."""
+    """Whether the tensor is the gradient of parameters of the layer."""
 
 
 class LayerPeak(Record):
@@ -147,7 +147,7 @@ class LayerPeak(Record):
 
 
 class GraphLayer(Record):
-    """One kind of layer."""
+    """One kind of layer: layers with the same operators."""
 
     what: ClassVar[str] = "layer"
     name: str = Field(min_length=1)
@@ -170,7 +170,7 @@ class GraphLayer(Record):
     input_bytes: Quantity = 0.0
     """Bytes per sample of its input that it does not save, but stores if it is recomputed."""
     output_bytes: Quantity = 0.0
-    """Bytes per sample that later layers read."""
+    """Bytes per sample of the layer's results that later layers read."""
     unsplit: str = ""
     """Why the layer cannot be split over tensor-parallel devices; empty if it can."""
 
@@ -281,7 +281,7 @@ class GraphModel(Record):
     compiled: GraphModel | None = None
     """The graph of this model as torch.compile runs it, for software that compiles."""
     notes: str = ""
-    """Remarks."""
+    """Remarks on the model."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -311,7 +311,7 @@ class GraphModel(Record):
 
     @property
     def widest_split(self) -> int:
-        """Largest tensor-parallel width to try; `reasons` refuses those that do not divide."""
+        """Largest tensor-parallel width to try; `opgraph.strategy.reasons` refuses others."""
         return 2**20 if any(not layer.unsplit for layer in self.layers) else 1
 
     def parameters(self) -> int:

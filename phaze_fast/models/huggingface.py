@@ -302,8 +302,8 @@ def _qwen_moe(f: Fields, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _routing(f: Fields) -> dict[str, Any]:
-    """How a router of fine-grained experts scores and groups them."""
-    balanced = f.data["model_type"] != "deepseek_v2"  # as in DeepSeek-V3
+    """Return how the router of fine-grained experts scores and groups experts."""
+    balanced = f.data["model_type"] != "deepseek_v2"  # routes as DeepSeek-V3 does
     groups = f.whole("n_group", 1)
     return {
         "scores": f.take("scoring_func", "sigmoid" if balanced else "softmax"),

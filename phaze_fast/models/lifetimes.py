@@ -27,13 +27,13 @@ class Lifetime:
 
     storage: int
     born: int
-    """Operator that allocates it; -1: it exists before the step."""
+    """Operator that allocates the storage; -1: it exists before the step."""
     dies: int
-    """Last operator during which it is allocated; the number of operators: it outlives the step."""
+    """Last operator that runs while it is allocated; the number of operators: none in the step."""
     sizes: tuple[int, int]
     """Bytes in each of the two recordings."""
     gradient: bool = False
-    """Whether it is the gradient of a parameter."""
+    """Whether the storage holds the gradient of a parameter."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _gradient_sums(calls: Sequence[Call]) -> tuple[frozenset[int], dict[int, int
 
 
 class _Uses:
-    """Births and deaths of storages, gathered operator by operator."""
+    """When storages are allocated (`born`) and freed (`dies`), gathered operator by operator."""
 
     def __init__(self, recording: Any, larger: Any) -> None:
         self.calls: Sequence[Call] = recording.calls
@@ -208,7 +208,7 @@ class _Totals:
             self.saved[layer] += size
 
     def of(self, layer: int) -> tuple[float, float]:
-        """Bytes per sample and constant bytes that count for a layer whose operator runs."""
+        """Bytes per sample, and constant bytes, allocated for a layer while its operator runs."""
         two, four = self.temporary + self.saved[layer:].sum(0) + self.gradients[layer]
         slope = (four - two) / 2.0
         return float(slope), float(two - 2.0 * slope)

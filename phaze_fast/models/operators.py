@@ -26,7 +26,7 @@ from phaze_fast.models.tape import (
 )
 
 Formula = Callable[[], Tensor]
-"""Gradient of an input, to be computed where it is wanted."""
+"""Computes the gradient of an input; called only if that gradient is wanted."""
 _Needs = Sequence[tuple[int, Tensor]]
 """Tensors to save, each with the position of the input whose gradient needs it."""
 
@@ -55,14 +55,14 @@ def _run(
     Parameters
     ----------
     inputs, out, others
-        Its differentiable inputs, its first result and further ones.
+        Differentiable inputs of the operator, its first result and its further results.
     backward
-        Gradients of the inputs, given that of the first result; or by position, some of them as
-        formulas, of which those that are wanted run, in this order.
+        Returns the gradients of the inputs, given that of the first result: a list, or a mapping by
+        position, in which formulas of wanted gradients run in order.
     reads
-        Tensors it reads, if they are not the inputs.
+        Tensors that the operator reads, if they are not the inputs.
     needs, keeps
-        Tensors saved before it runs, and results saved after.
+        Tensors that are saved before the operator runs, and results that are saved after it.
     """
     tape = out.tape
     node = tape.node(inputs, 1 + len(others))
@@ -385,7 +385,7 @@ neg = partial(_pointwise, "neg", "neg", "")
 tanh = partial(_pointwise, "tanh", "tanh_backward", "result")
 sigmoid = partial(_pointwise, "sigmoid", "sigmoid_backward", "result")
 silu = partial(_pointwise, "silu", "silu_backward", "input")
-gelu = partial(_pointwise, "gelu", "gelu_backward", "input")  # as one operator
+gelu = partial(_pointwise, "gelu", "gelu_backward", "input")  # one operator, as in PyTorch
 relu = partial(_pointwise, "relu", "threshold_backward", "result")
 
 
@@ -521,7 +521,7 @@ def _mm_right(g: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Product of two matrices plus a bias of its rows."""
+    """Product of two matrices plus a bias that is added to each row."""
     return _run(
         "addmm", [bias, a, b], a.new(a.shape[0], b.shape[1]),
         lambda g: {0: g, 1: lambda: _mm_left(g, a, b), 2: lambda: _mm_right(g, a, b)},

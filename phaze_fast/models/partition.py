@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-_LONGEST_CHAIN = 100  # operators
-_SMALLER = 4  # a reduction's output is this much smaller than its inputs
+_LONGEST_CHAIN = 100  # fusible operators between two stored tensors
+_SMALLER = 4  # factor by which a reduction's output is smaller than its inputs
 _BIAS = 1.1  # factor on a tensor's cost for each operator between it and the backward pass
 
 
@@ -182,7 +182,7 @@ class _Flow:
         self.nodes = nodes
         self._edges: list[list[int]] = [[] for _ in range(nodes)]
         self._to: list[int] = []
-        self._left: list[float] = []  # capacity that is left; edge e ^ 1 is e reversed
+        self._left: list[float] = []  # capacity left by edge; edge e ^ 1 is e reversed
 
     def edge(self, start: int, end: int, capacity: float) -> None:
         """Add an edge."""

@@ -37,7 +37,7 @@ _ROUTING = frozenset(_ROUTES.split())
 _ROTATES = frozenset({"cat", "stack", "neg", "view_as_complex", "complex"})
 _CHOICES = frozenset({"topk", "sort", "argsort", "histc", "bincount", "one_hot", "cumsum"})
 ENTERS = -1
-"""Position of the input of a layer."""
+"""Stands for the input of a layer among the positions of operators."""
 
 
 class NotATransformerError(Exception):
@@ -57,7 +57,7 @@ class Norm:
     last: int
     """Operator that produces the normalised rows."""
     above: frozenset[int]
-    """Operators whose outputs it normalises."""
+    """Operators whose outputs the norm normalises."""
     width: int
     function: str
 
@@ -67,7 +67,7 @@ class Attention:
     """Attention, fused or explicit: scores, softmax, and the product with values."""
 
     last: int
-    """Operator that produces its result."""
+    """Operator that produces the result of attention."""
     queries: tuple[int, ...]
     """Products that produce the queries; likewise `keys` and `values`."""
     keys: tuple[int, ...]
@@ -649,7 +649,7 @@ def _common(blocks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _stacks(graph: GraphModel, hidden: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Fields of every block of the encoder, if there is one, and of the others."""
+    """Fields of every block of the encoder (none without one), and of every other block."""
     read: dict[int, dict[str, Any] | None] = {}
     order = graph.order[1:-1]
     for at in dict.fromkeys(order):

@@ -26,7 +26,7 @@ class Array:
     shape: tuple[int, ...]
     item_bytes: int
     held_bytes: int
-    """Bytes of its storage."""
+    """Bytes of the storage, of which the array may be a part."""
     parameter: bool = False
     strides: tuple[int, ...] = ()
     """Strides in elements; empty: those of a contiguous array."""
@@ -106,14 +106,14 @@ class Call:
     reads: tuple[Array, ...]
     writes: tuple[Array, ...]
     sources: tuple[int, ...]
-    """Operators that produced its inputs; -1: the module's input."""
+    """Operators that produced the inputs of this one; -1: the module's input."""
     backward: bool
     path: Modules
     sequence: int
-    """Number of the autograd node that it belongs to."""
+    """Number of the autograd node that the operator belongs to; -1: none."""
     options: dict[str, Any] = field(default_factory=dict)
     line: str = ""
-    """Source line it was called from."""
+    """Source line from which the operator was called."""
 
 
 @dataclass(frozen=True)

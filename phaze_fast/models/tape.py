@@ -240,13 +240,13 @@ class Tape(Recording):
         return weight
 
     def constant(self, *shape: int, dtype: str = "bfloat16") -> Tensor:
-        """Return values that depend on no weight: token ids, positions, masks."""
+        """Return a tensor that depends on no weight, such as token ids, positions or masks."""
         return Tensor(self, shape, dtype)
 
     def input(
         self, shape: Shape, dtype: str = "bfloat16", strides: Shape = (), data: bool = False
     ) -> Tensor:
-        """Return values that are given, and have a gradient unless they are training data."""
+        """Return an input of the step, which has a gradient unless it is training data."""
         tensor = Tensor(self, shape, dtype, strides or None)
         tensor.node = None if data else Node(math.inf, ())
         self._writer[tensor.storage.key] = -1

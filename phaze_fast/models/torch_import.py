@@ -40,7 +40,7 @@ from phaze_fast.tables import needed, picked
 
 
 _REDUCTIONS = ("mean", "sum", "amax", "var", "norm", "max", "var_mean", "linalg_vector_norm")
-_WIDEST_NUMBER = 8  # bytes
+_WIDEST_NUMBER = 8  # bytes of a 64-bit integer
 _NO_PAIR = "no pair of products whose weights could be split by columns and by rows"
 
 
@@ -442,7 +442,7 @@ class _Memory:
 
 
 def _local(positions: Sequence[int], trace: _Trace, at: int) -> tuple[int, ...]:
-    """Return the inputs of an operator by their positions in its layer's pass."""
+    """Return the inputs of an operator as positions in the pass of its layer; -1: outside."""
     place = {global_at: local for local, global_at in enumerate(positions)}
     sources = trace.small.calls[at].sources
     inputs = dict.fromkeys(place.get(source, -1) for source in sources)

@@ -38,7 +38,7 @@ class MixtureOfExperts(Record):
     shared_experts: _Any = 0
     """Experts of the same width that every token visits; they run as one."""
     shared_ffn: Side | None = None
-    """Width of the shared experts together, if it is not a multiple of `ffn`."""
+    """Width of the shared experts together; by default `shared_experts` times `expert_ffn`."""
     shared_gate: bool = False
     """Whether the output of the shared experts is scaled by a gate per token."""
     router_bias: bool = False
@@ -60,7 +60,7 @@ class MixtureOfExperts(Record):
     dense_layers: _Any = 0
     """Number of leading layers with the dense feed-forward of width `ffn`."""
     dense_at: tuple[_Any, ...] = ()
-    """Other layers with the dense feed-forward, by position from 0."""
+    """Further layers with the dense feed-forward, by position from 0."""
     moves: Annotated[int, Field(strict=True, ge=0, le=2)] = 0
     """Number of separate kernels that reorder rows before the experts: by target device (1), and
     also by expert on arrival (2); each is undone after the experts."""
@@ -174,7 +174,7 @@ class Module(Record):
 
     what: ClassVar[str] = "module"
     family: str = Field(min_length=1)
-    """``model_type`` of its configuration."""
+    """``model_type`` of the module's configuration."""
     activation: str = "gelu"
     """Name of the activation in the configuration, such as ``gelu_new``."""
     dropouts: tuple[str, ...] = ()
@@ -184,7 +184,7 @@ class Module(Record):
     unrotated: tuple[_Any, ...] = ()
     """Layers, by position from 0, whose queries and keys are not rotated."""
     settings: FrozenDict[str, bool | int | str] = FrozenDict()
-    """Other fields of the configuration that its operators depend on."""
+    """Other fields of the configuration on which the module's operators depend."""
 
 
 Activation = Literal["gelu", "relu", "silu"]
@@ -297,7 +297,7 @@ class TransformerModel(Record):
     """Whether rows of the embedding are looked up by a product with one-hot vectors."""
     gathers_copied: bool = False
     """Whether tensors that tensor-parallel devices gather, or reduce and scatter, along sequences
-    are copied once for that."""
+    are copied once for the collective."""
     softmax_multiple: Count = 1
     """Number of (sequence, head) pairs per block of explicit attention's fused softmax; if a
     device's pairs are not a multiple of it, softmax is computed operator by operator in fp32."""
@@ -552,7 +552,7 @@ class TransformerModel(Record):
         if latent is None:
             biases = self.qkv_bias * (self.query_width + 2 * self.kv_width)
             return total + biases + self.qk_norm_parameters
-        rank = latent.query_rank or 0  # each latent vector has a norm, and its projection a bias
+        rank = latent.query_rank or 0  # latent vectors have a norm, their projections a bias
         total += latent.kv_rank + rank
         return total + self.qkv_bias * (latent.kv_rank + latent.rotary_width + rank)
 

@@ -41,7 +41,7 @@ BASELINES = ("none", "tpuv4", "all")
 was built), or all."""
 
 Baselines = str | Accelerator | Sequence[str | Accelerator]
-"""Names of `BASELINES`, chips, and names or files of chips; texts may hold several, with commas."""
+"""Names of `BASELINES`, chips, names of chips or their files; a text may join several by commas."""
 
 Say = Callable[[str], None]
 

@@ -53,7 +53,7 @@ class Baseline:
     title: str
     """Title in tables."""
     score: float
-    """Seconds of a step, for several models their weighted geometric mean; infinite: none fits."""
+    """Seconds of a step, for several models a weighted geometric mean; infinite if none fits."""
     evaluations: int
     """Number of chips that the method evaluated."""
     seconds: float
@@ -82,7 +82,7 @@ class Baseline:
         plan: Plan | None,
         chip: Accelerator | None,
     ) -> Baseline:
-        """Describe a plan on a fixed chip, found since the time `began`."""
+        """Describe a plan on a fixed chip, the search for which started at time `began`."""
         spent = time.monotonic() - began
         history = ((1, spent, score),)
         return cls(key, title, score, 1, spent, history=history, note=note, plan=plan, chip=chip)
@@ -117,7 +117,7 @@ def uniform_plans(
     zeros: Sequence[int],
     even: bool = False,
 ) -> tuple[list[Plan], str]:
-    """List the best plan of each recompute mode and ZeRO stage, the same for all stages.
+    """List the best plan for each recompute mode and ZeRO stage, equal in all pipeline stages.
 
     Parameters
     ----------
@@ -203,7 +203,7 @@ class FixedChip:
     def _baseline(
         self, began: float, key: str, title: str, plans: Sequence[Plan], note: str
     ) -> Baseline:
-        """Describe the fastest of some plans, found since the time `began`."""
+        """Describe the fastest of `plans`, the search for which started at time `began`."""
         plan = min(plans, key=lambda p: (p.time_s, p.memory_bytes, p.tp, p.pp, p.dp), default=None)
         chip, score = self._cluster.chip, math.inf
         if plan is not None:

@@ -25,7 +25,7 @@ from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes
 
 PRICED_REPLICAS = ("first", "all")
-"""Replicas whose messages between stages are priced: NEST prices those of the first."""
+"""Replicas whose messages between stages take time: NEST prices the first replica alone."""
 
 
 # ---- the problem and its file form ----
@@ -51,7 +51,7 @@ class NestProblem:
     level_bytes_per_s: tuple[float, ...]
     level_latency_s: tuple[float, ...]
     other_degrees: int
-    """Expert-parallel times context-parallel width: devices of a stage per tensor width."""
+    """Expert-parallel times context-parallel width: a stage's devices over its tensor width."""
     states: float
     """Bytes of weights, gradients and moments per byte of weights."""
     recompute: bool
@@ -200,8 +200,8 @@ _MOST_STAGES = 2**20
 class _NestStages:
     """Stages of a pipeline, first to last, each with the layers ``begin`` up to ``end``.
 
-    The last stage has devices 0 to a - 1, the stage before it the next a, and so on; then the next
-    replica follows.
+    With a devices per stage, the last stage has devices 0 to a - 1, the stage before it the next a,
+    and so on; then the next replica follows.
     """
 
     def __init__(self, problem: NestProblem, width: int, ranges: list[tuple[int, int]]) -> None:
@@ -217,7 +217,7 @@ class _NestStages:
         return (first < begin) & (last >= begin) & (last < end)
 
     def _tiers(self, begins: Any) -> Any:
-        """Lowest level that contains each device and its counterpart in the next stage."""
+        """Lowest network level that contains each device and its counterpart in the next stage."""
         tiers = np.full(len(begins), len(self._problem.level_sizes) - 1)
         inside = self._problem.devices
         for level in range(len(self._problem.level_sizes) - 1, -1, -1):

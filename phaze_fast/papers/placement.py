@@ -88,9 +88,9 @@ class LayerTable:
     names: Sequence[str | int]
     """Name of each layer."""
     forward_s: Any
-    """Seconds per micro-batch, shape (layers,)."""
+    """Seconds of the forward pass per micro-batch, shape (layers,)."""
     backward_s: Any
-    """Seconds per micro-batch."""
+    """Seconds of the backward pass per micro-batch."""
     stash_bytes: Any = None
     """Bytes of activations that a stage stores once for each stage after it."""
     resident_bytes: Any = None
@@ -162,7 +162,7 @@ class PlacedStage:
     layers: tuple[int, ...]
     devices: int
     load_s: float
-    """Seconds per micro-batch, with what the stage sends and receives."""
+    """Seconds per micro-batch, sends and receives of the stage included."""
     memory: dict[str, float]
     """Bytes of one device by term."""
 
@@ -253,12 +253,12 @@ class Placement:
 
     @property
     def bound_s(self) -> float:
-        """Lower bound of the time of all placements: the time itself, since it is proven."""
+        """Lower bound of the time of all placements: `time_s`, which is proven optimal."""
         return self.time_s
 
     @property
     def details(self) -> list[PlacedStage]:
-        """Every stage with its seconds, its bytes by term and its free memory."""
+        """Every stage with its devices, its seconds and its bytes by term."""
         if self.problem is None:
             return []
         return [self.problem.stage(self, k) for k in range(len(self.stages))]

@@ -1,4 +1,4 @@
-"""Published figures compared with ours, under a paper's assumptions and with all cost terms.
+"""Published figures and this package's, under a paper's assumptions and with all cost terms.
 
 Published figures are data with their source; a figure that is not public is shown as missing.
 """
@@ -25,7 +25,7 @@ from phaze_fast.threads import thread_count
 from phaze_fast.wafer import Effort, Problem, compare_mappings, load_wafer
 
 PAPERS = ("phaze", "nest", "tmac")
-"""Papers whose figures are compared with ours."""
+"""Papers whose figures are compared with this package's."""
 
 _PUBLISHED = partial(package_data, __package__, "published.yaml")
 
@@ -36,7 +36,7 @@ class Row:
 
     case: str
     published: float | None
-    """None where the paper's public text has no figure."""
+    """The paper's figure; None where its public text has none."""
     ours: float | None
     """This package's figure under the paper's assumptions; None where these are not public."""
     honest: float | None
@@ -47,7 +47,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Reproduced(Table):
-    """The figures of a paper, and ours."""
+    """The figures of a paper, and this package's."""
 
     paper: str
     source: str

@@ -29,7 +29,7 @@ class Bert(Llama):
             return self._norm("LayerNorm", op.add(rows, x))
 
     def _inner(self, x: Tensor) -> Tensor:
-        """First half of the feed-forward layer."""
+        """First projection and activation of the feed-forward layer."""
         with self.tape.module("intermediate"):
             x = self._project("dense", x, self.model.ffn, True)
             return self._run("intermediate_act_fn", self.activation, x)
@@ -40,17 +40,17 @@ class Bert(Llama):
         return self._added(self._inner(x), x)
 
     def _table_rows(self, name: str, rows: int, ids: Tensor) -> Tensor:
-        """Rows of one embedding."""
+        """Look up the rows `ids` of the embedding `name`."""
         with self.tape.module(name):
             return op.embedding(self.tape.parameter(rows, self.model.hidden), ids)
 
     def _segments(self) -> Tensor:
-        """Ids of segments: one row of a buffer for all samples."""
+        """Return the ids of segments: one row of a buffer, expanded to all samples."""
         row = self.tape.constant(1, self.seq, dtype="int64")
         return op.expand(row, self.samples, self.seq)
 
     def _places(self) -> Tensor:
-        """Ids of positions: a part of a buffer."""
+        """Return the ids of positions, a slice of a buffer."""
         buffer = self.tape.constant(1, self.model.max_positions or self.seq, dtype="int64")
         return op.part(buffer, 1, 0, self.seq)
 

@@ -25,14 +25,14 @@ def gelu_new(x: Tensor) -> Tensor:
 
 
 def gelu_fast(x: Tensor) -> Tensor:
-    """GELU's tanh form with a polynomial, operator by operator."""
+    """GELU's tanh form with its polynomial factored, operator by operator."""
     half = op.mul(x, 0.5)
     scaled, cube = op.mul(x, 0.8), op.mul(op.mul(x, 0.044715), x)
     return op.mul(half, op.add(op.tanh(op.mul(scaled, op.add(cube, 1.0))), 1.0))
 
 
 def quick_gelu(x: Tensor) -> Tensor:
-    """GELU by a logistic function."""
+    """GELU approximated by x times a logistic function."""
     return op.mul(x, op.sigmoid(op.mul(x, 1.702)))
 
 
@@ -83,7 +83,7 @@ class Llama:
     """How RMS norms apply gains: to rows in bf16 (``half``) or fp32 (``wide``), also cast to fp32
     (``fp32``), or also with 1 added (``one plus``). Layer norms are one kernel, with 1 added
     (``one plus``) or ``no`` gain, or run operator by operator in ``fp32``."""
-    residual_first = (True, True)  # order of the operands of both residual sums
+    residual_first = (True, True)  # whether x is the first operand, in both residual sums
     parallel_sum = "xaf"
     """Order of the operands x, attention and feed-forward in the sum of a parallel block."""
     block_drops = ("", "")  # dropout modules before the residual sums
@@ -94,7 +94,7 @@ class Llama:
     end of sub-layers, of the embedding."""
     factor = False  # whether sub-layers are scaled before the residual sums
     embedding_factor, logit_factor = "", ""
-    """Factors of the embedding (``tensor`` or ``number``) and the logits (``mul`` or ``div``)."""
+    """How the embedding (by ``tensor`` or ``number``) and logits (``mul`` or ``div``) are scaled."""
     partial = False  # whether code splits heads into a rotated part and the rest
     joins_last = False  # whether queries and keys are both rotated before parts are joined
     neighbours = False  # whether neighbouring elements are rotated, instead of halves of heads
@@ -104,7 +104,7 @@ class Llama:
     """Layers with rotary positions: ``all``; with a ``window``; ``or all`` if none has a window."""
     table_format = _HALF
     table_per_layer = False
-    softmax_format = _FLOAT  # of explicit attention
+    softmax_format = _FLOAT  # number format of explicit attention's softmax
 
     def __init__(
         self, tape: Tape, model: TransformerModel, samples: int, layers: Sequence[int]
@@ -127,12 +127,12 @@ class Llama:
     # ---- parts ----
 
     def _run(self, name: str, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Run a child module."""
+        """Run `function` as the child module `name`."""
         with self.tape.module(name):
             return function(x)
 
     def _project(self, name: str, x: Tensor, outs: int, bias: bool = False) -> Tensor:
-        """Run a linear layer."""
+        """Run the linear layer `name`, with its adapter if it has one."""
         with self.tape.module(name):
             weight = self.tape.parameter(outs, x.shape[-1])
             out = op.linear(x, weight, self.tape.parameter(outs) if bias else None)
@@ -169,7 +169,7 @@ class Llama:
         if self.gains == "no":
             return op.to(op.layer_norm(op.to(x, _FLOAT), None, None), x.dtype)
         if self.gains == "fp32":
-            gain = self.tape.parameter(*x.shape[2:])  # of rows, or of each head by itself
+            gain = self.tape.parameter(*x.shape[2:])  # for a row, or for each head by itself
             wide = op.to(x, _FLOAT)
             middle = op.mean(wide)
             spread = op.mean(op.power(op.sub(wide, middle)))
@@ -187,7 +187,7 @@ class Llama:
             return self._rms_norm(x) if self.model.norm == "rmsnorm" else self._layer_norm(x)
 
     def _drop(self, x: Tensor, name: str) -> Tensor:
-        """Dropout, if the configuration's field of that name is not zero."""
+        """Apply dropout if the configuration's field `name` is not zero."""
         return op.dropout(x, name in self.style.dropouts)
 
     def _dropped(self, module: str, x: Tensor, name: str) -> Tensor:
@@ -213,7 +213,7 @@ class Llama:
         return parts
 
     def _step(self, step: str, at: int, x: Tensor) -> Tensor:
-        """One step from rows to heads of queries (0), keys (1) or values (2)."""
+        """Run one of `steps` for queries (0), keys (1) or values (2)."""
         m = self.model
         if step == "project":
             width = m.kv_width if at else m.query_width
@@ -313,7 +313,7 @@ class Llama:
         return op.contiguous(op.transpose(op.matmul(shares, v), 1, 2))
 
     def _mask(self) -> Tensor:
-        """Mask that is added to scores."""
+        """Return the mask that is added to attention scores."""
         return self.tape.constant(self.samples, 1, self.seq, self.seq)
 
     def _attention(self, x: Tensor) -> Tensor:
@@ -390,7 +390,7 @@ class Llama:
         return op.mul(x, 1.0) if self.embedding_factor == "number" else x
 
     def _trunk(self) -> Tensor:
-        """Everything before the head."""
+        """Run everything before the head."""
         x = self._embedded()
         for layer in self.layers:
             self.layer = layer

@@ -9,7 +9,7 @@ from phaze_fast.models.transformer import MixtureOfExperts
 
 _FLOAT = "float32"
 Routed = tuple[Tensor, Tensor]
-"""Weights of the chosen experts of each token, and their numbers."""
+"""Weights of the chosen experts of each token, and the numbers of these experts."""
 
 
 class Mixture(Llama):
@@ -20,7 +20,7 @@ class Mixture(Llama):
 
     @property
     def moe(self) -> MixtureOfExperts:
-        """Sizes of the mixture."""
+        """Sizes of the mixture of experts."""
         assert self.model.moe is not None
         return self.model.moe
 

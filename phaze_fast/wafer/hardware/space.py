@@ -29,8 +29,8 @@ from phaze_fast.units import format_bytes
 from phaze_fast.wafer.hardware.wafer import WAFERS, Rule, Wafer, broken_rules, load_wafer
 
 _MAX_GRID = 1_000_000
-# Fields that cannot be axes: texts and lists, descriptions of a product, and memory that the die
-# places itself.
+# Fields that cannot be axes: texts and lists, descriptions of a product, and the chip's HBM, which
+# `die.hbm_stacks` determines.
 _NO_AXIS = {"name", "sources", "notes", "dead", "reticle_mm", "rates", "tuning", "hbm"}
 _NO_AXIS |= {"dead_links", "process_nm", "die_area_mm2", "power_w"}
 _ACCEPTED = (

@@ -209,7 +209,7 @@ class OffWafer(Record):
     duplex: Annotated[bool, Field(strict=True)] = True
     """Whether both directions reach that bandwidth at once; if false, they share it."""
     edges: Annotated[tuple[Edge, ...], AfterValidator(_edges_in_order)] = EDGES
-    """Edges of the wafer whose dies carry its traffic in equal shares: left, right, top, bottom."""
+    """Edges of the wafer (left, right, top, bottom) whose dies share the traffic equally."""
 
 
 class WaferIo(Record):

@@ -211,7 +211,7 @@ def causes(problem: Problem, found: Evaluation) -> dict[str, float]:
 
 
 def operator_times(problem: Problem, found: Evaluation) -> list[dict[str, Any]]:
-    """Seconds of each operator's part on one die for one micro-batch, and its share of peak.
+    """Seconds of each operator on one die for one micro-batch, and the share of peak it reaches.
 
     Examples
     --------

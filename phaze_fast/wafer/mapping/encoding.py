@@ -43,11 +43,11 @@ class OperatorMapping:
     y: Runs
     """(role, factor) pairs along a column, from the inside out."""
     output: tuple[str, ...] = ("stash",)
-    """stash, recompute or offload: one value for all stages, or one per stage."""
+    """Treatment of the output, of `OUTPUTS`: one value for all stages, or one per stage."""
     weights: str = "replicated"
-    """One of `WEIGHTS`."""
+    """Storage mode of the weights, one of `WEIGHTS`."""
     collective: str = "auto"
-    """One of `MESH_ALGORITHMS`."""
+    """Algorithm of the operator's collectives, one of `MESH_ALGORITHMS`."""
 
     @property
     def partition(self) -> dict[str, int]:

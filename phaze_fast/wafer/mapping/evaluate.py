@@ -17,7 +17,7 @@ from phaze_fast.wafer.mapping.layout import Layout
 from phaze_fast.wafer.mapping.problem import Problem
 
 _BLOCK = ("compute_s", "blocking_s", "hidden_s")
-_KEYS = {  # of plain data, by field
+_KEYS = {  # keys of plain data, by field
     "time_s": "time_without_limit_s",
     "memory_bytes": "memory_bytes_per_die",
     "stream_bytes": "stream_bytes_per_die",

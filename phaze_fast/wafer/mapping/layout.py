@@ -44,7 +44,7 @@ class Layout:
     micro_batch: int
     """Sequences of one micro-batch."""
     schedule: str = "1f1b"
-    """A name of `SCHEDULES`."""
+    """Pipeline schedule, one of `SCHEDULES`."""
     chunks: int = 1
     """Model chunks per stage; more than one only if the schedule is interleaved."""
     replicas: int = 1
@@ -146,7 +146,7 @@ def weighed_split(blocks: int, stages: int, ends: tuple[float, float]) -> tuple[
 
 
 def stages_on(wafer: Wafer, layout: Layout) -> int:
-    """Stages on each wafer.
+    """Return the number of stages on each wafer.
 
     Examples
     --------

@@ -32,7 +32,7 @@ class Run(NamedTuple):
     """Members of a group along one axis of the mesh."""
 
     axis: int
-    """0 along a row, 1 along a column."""
+    """Axis of the run: 0 along a row, 1 along a column."""
     size: int
     """Number of members, at least 2."""
     stride: int = 1
@@ -65,10 +65,10 @@ class MeshTime(NamedTuple):
 
 @dataclass(frozen=True)
 class MeshGroup:
-    """One collective over every group of a rectangle of dies."""
+    """One collective, run at once by every group of a rectangle of dies."""
 
     op: str
-    """all-reduce, reduce-scatter, all-gather or all-to-all."""
+    """Collective: all-reduce, reduce-scatter, all-gather or all-to-all."""
     bytes: float
     """Bytes of each die's vector, as in `mesh_collective`."""
     runs: tuple[Run, ...]
@@ -167,7 +167,7 @@ class Mesh:
 
     @cached_property
     def regions(self) -> tuple[Mesh, ...]:
-        """The connected parts, each with all other dies dead; the largest first."""
+        """The connected parts of the mesh, each with all other dies dead; the largest first."""
         every = {(x, y) for y in range(self.rows) for x in range(self.columns)}
         left, parts = every - self.dead, []
         while left:

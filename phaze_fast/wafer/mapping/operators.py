@@ -80,9 +80,9 @@ class MeshOperator:
     seq_rows: int
     """Rows of one sequence."""
     units: int
-    """Number of units into which its columns can be split."""
+    """Number of units into which the operator's columns can be split."""
     inner_units: int
-    """Number of units into which its inner dimension can be split; 0 if it has none."""
+    """Number of units into which a product's inner dimension can be split; 0 if there is none."""
     kept_bytes: float
     """Bytes of its output that the backward pass needs, for one sequence."""
     output_kept: bool
@@ -93,7 +93,7 @@ class MeshOperator:
     gather_bytes: float
     """Bytes of keys and values that must be gathered if rows are split, for one sequence."""
     expert: bool = False
-    """Whether its rows are experts, each with its own weights and tokens."""
+    """Whether the operator's rows are experts, each with weights and tokens of its own."""
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -184,7 +184,7 @@ class Edge:
     source: int
     target: int
     kind: str
-    """inside, entry (into the first block), wrap (to the next block), exit (out of the last)."""
+    """Kind: inside, entry (into the first block), wrap (to the next), exit (out of the last)."""
     bytes: float
     again: bool
     """Whether the backward pass needs the tensor again, split as the consumer takes it."""

@@ -74,7 +74,8 @@ class Placement:
     def links(self) -> Links:
         """Links between neighbouring dies of a stage.
 
-        A bent line has the rate of the slower axis. With switches: the link from each die to them.
+        A bent line has the rate of the slower axis. With switches, the links are those from each
+        die to the switches.
         """
         wafer, layout = self.wafer, self.layout
         x, y = wafer.link_bytes_per_s

@@ -35,9 +35,9 @@ class Transfer:
     target: str
     """Operator that receives the tensor; empty for weights."""
     when: str
-    """forward, backward, again (stored inputs, for the backward pass) or step."""
+    """When it runs: forward, backward, again (stored inputs, for the backward pass) or step."""
     op: str
-    """all-gather, reduce-scatter, all-reduce or all-to-all."""
+    """Collective: all-gather, reduce-scatter, all-reduce or all-to-all."""
     runs: tuple[Run, ...]
     """Runs of dies that form one group."""
     payload_bytes: float

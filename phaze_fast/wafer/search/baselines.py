@@ -281,7 +281,7 @@ class LayerSize:
     weights: float
 
     def cut(self, kind: str, parts: int) -> LayerSize:
-        """Return the sizes of one part."""
+        """Return the sizes of one of `parts` equal parts after a split of type `kind`."""
         return LayerSize(
             self.name,
             self.inputs / (parts if kind in ("batch", "inner") else 1),
@@ -543,7 +543,7 @@ def layouts_of(problem: Problem, system: System, linear: bool) -> list[Layout]:
 
 
 def candidates_of(problem: Problem, system: System, linear: bool = False) -> Candidates:
-    """Every split of a layout that suits a system, with its weight modes and outputs."""
+    """Return what yields the splits of a layout by a system, with its weight modes and outputs."""
     codes: list[Array | None] = [outputs_of(problem, mode) for mode in system.outputs] or [None]
 
     @cache  # micro-batches, stages and schedules share one plan

@@ -16,8 +16,8 @@ from phaze_fast.wafer.mapping.operators import PARTS, passes
 from phaze_fast.wafer.mapping.problem import LeastWork, Problem
 
 _NEAR = 0.9  # weight of work, against collectives, at which weights below 1 are tested first
-_START_PRICES = (0.0, 4.0, 8.0, 12.0)  # powers of two, see _scale()
-_PRICES = tuple(float(at) for at in range(-12, 13, 2))  # powers of two, see _scale()
+_START_PRICES = (0.0, 4.0, 8.0, 12.0)  # exponents of two, in units of _scale()
+_PRICES = tuple(float(at) for at in range(-12, 13, 2))  # exponents of two, in units of _scale()
 _STREAMS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)  # weights of the off-wafer stream
 
 
@@ -95,7 +95,7 @@ class LeastMemory(NamedTuple):
     off_wafer: bool
     """Whether a die's share of off-wafer memory is included in both numbers of bytes."""
     op_mappings: Array
-    """Operator mappings with that minimum."""
+    """Operator mappings that need only `needed_bytes`."""
 
     @property
     def proves_oom(self) -> bool:

@@ -116,7 +116,7 @@ class Effort:
             raise not_accepted("budget_s", self.budget_s, "seconds > 0")
 
     def spent(self, began: float) -> bool:
-        """Whether a search that began at a `time.perf_counter` is to stop."""
+        """Whether a search that began at `began`, a `time.perf_counter` value, is to stop."""
         if self.stop is not None and self.stop():
             return True
         return self.budget_s is not None and time.perf_counter() - began > self.budget_s

@@ -150,7 +150,7 @@ class MappingSearch:
         if oom is not None:
             tried = Tried(layout, float("inf"), _LAST, oom.op_mappings, mapping, oom)
             self.start(tried, (oom.op_mappings,))
-            tried.mapping = None  # many layouts may be proven not to fit
+            tried.mapping = None  # frees it: many layouts may not fit
             return tried
         relaxation = mapping.relaxation()
         free, relaxed = relaxation.bound(1.0, 0.0, enough=best)
@@ -254,7 +254,7 @@ class MappingSearch:
     # ---- the whole search ----
 
     def layouts(self) -> list[tuple[float, Layout]]:
-        """List every layout with its quick bound: those with starts, then by increasing bound.
+        """List every layout with its quick bound: those with starts first, then by rising bound.
 
         If the state fits in none, the layouts with most memory are visited, which shows how much
         memory is missing.

@@ -37,7 +37,7 @@ class FaultStudy(Table):
     times_s: tuple[float, ...]
     """Seconds of a step under each map; infinite if no mapping fits."""
     whole_s: float
-    """Seconds of a step without faults."""
+    """Seconds of a step without any fault map."""
     seconds: float
 
     @property
@@ -101,7 +101,7 @@ class _Known:
         ]
 
     def best(self, problem: Problem) -> float:
-        """Time of the best mapping on a wafer; infinite if none fits."""
+        """Time of the best mapping on a wafer, known or newly found; infinite if none fits."""
         best_s = float("inf")
         for _, layout in sorted(self._placed(problem.wafer))[:_SCORED]:
             scored = score_op_mappings(problem, layout, self.mappings[layout][1])

@@ -3,8 +3,8 @@
 A search for the fastest wafer prunes a wafer that another contains - the same die, no fewer of
 them along either axis, no slower links, no less memory: every mapping of the smaller one runs on
 the larger, except that the pipeline may turn at other dies, whose sends are a small part of a step.
-The others are searched briefly in the order of a quick bound, in waves of a fixed size and only
-below the best time so far; the best few are then searched at length. Wafers of a wave are tasks of
+All other wafers are searched briefly in the order of a quick bound, in waves of a fixed size and
+only below the best time so far; the best few are then searched at length. Wafers of a wave are tasks of
 one session, so that the answer is the same for every executor, and a stopped run can be resumed.
 """
 
