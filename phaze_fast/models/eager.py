@@ -86,7 +86,7 @@ def _graph(model: TransformerModel, kernels: Kernels) -> GraphModel:
     """Return the graph of a model; of blocks that are alike, the first and last two are run."""
     everything = range(model.layers)
     if model.encoder_layers or architecture(_family(model))["module"].get("table_per_layer"):
-        return layers_graph(model, everything, kernels)  # blocks read more than the one before
+        return layers_graph(model, everything, kernels)  # blocks read other layers too
     groups = _alike(model).values()
     run = sorted({at for group in groups for at in (*group[:2], *group[-2:])})
     graph = layers_graph(model, run, kernels)

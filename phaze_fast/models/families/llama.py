@@ -94,7 +94,7 @@ class Llama:
     end of sub-layers, of the embedding."""
     factor = False  # whether sub-layers are scaled before the residual sums
     embedding_factor, logit_factor = "", ""
-    """How the embedding (by ``tensor`` or ``number``) and logits (``mul`` or ``div``) are scaled."""
+    """How embeddings (by ``tensor`` or ``number``) and logits (``mul`` or ``div``) are scaled."""
     partial = False  # whether code splits heads into a rotated part and the rest
     joins_last = False  # whether queries and keys are both rotated before parts are joined
     neighbours = False  # whether neighbouring elements are rotated, instead of halves of heads

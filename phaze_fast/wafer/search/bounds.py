@@ -165,7 +165,7 @@ def roofline(problem: Problem) -> Roofline:
     directions = (2.0 * spec.weight_bytes, spec.gradient_bytes)  # in and out, a parameter
     off = problem.wafer.off_wafer
     busier = max(directions) if off is not None and off.duplex else sum(directions)
-    # With weights on the wafer, of the state off it only gradients move.
+    # If weights stay on the wafer, gradients alone move to the state off it.
     streamed_share = spec.gradient_bytes / (spec.gradient_bytes + spec.state_bytes)
     moved = min(busier / parameter_bytes, streamed_share) * (1.0 - 1e-9)
     state = parameter_bytes * problem.work.parameters

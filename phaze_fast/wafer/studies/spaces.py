@@ -4,8 +4,9 @@ A search for the fastest wafer prunes a wafer that another contains - the same d
 them along either axis, no slower links, no less memory: every mapping of the smaller one runs on
 the larger, except that the pipeline may turn at other dies, whose sends are a small part of a step.
 All other wafers are searched briefly in the order of a quick bound, in waves of a fixed size and
-only below the best time so far; the best few are then searched at length. Wafers of a wave are tasks of
-one session, so that the answer is the same for every executor, and a stopped run can be resumed.
+only below the best time so far; the best few are then searched at length. Wafers of a wave are
+tasks of one session, so that the answer is the same for every executor, and a stopped run can be
+resumed.
 """
 
 from __future__ import annotations
