@@ -1,8 +1,8 @@
 """ATen operators as a compiler sees them: norms, softmax and losses in parts.
 
 A norm is a reduction to statistics and an element-wise operator that uses them; the backward pass
-can compute the latter again from stored statistics. PyTorch's inductor takes operators apart so
-(torch/_decomp/decompositions.py, torch/_inductor/decomposition.py) before it fuses.
+can compute the latter again from stored statistics. PyTorch's inductor splits operators in the same
+way (torch/_decomp/decompositions.py, torch/_inductor/decomposition.py) before it fuses.
 """
 
 from __future__ import annotations

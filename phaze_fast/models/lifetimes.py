@@ -221,7 +221,7 @@ def peaks_by_layer(
     layers: int,
     backward: Callable[[int], bool],
 ) -> list[list[Peak]]:
-    """Find the instants of each layer, in each pass, that are its peak at some number of samples.
+    """Find each layer's instants of peak memory, in each pass, at some number of samples.
 
     Parameters
     ----------

@@ -140,7 +140,7 @@ def baselines_of(
     Parameters
     ----------
     problems, space, weights
-        The problem of the search.
+        Problems, space and weights of the models, as in the search.
     outcome
         Outcome of the search: the baselines get as many evaluations, and as many seconds.
     which
@@ -238,7 +238,7 @@ def gain_by_cause(problem: SearchProblem, chip: Accelerator, time_s: float) -> l
     """Split the gain of a chip over TPU v4 as built into causes.
 
     The first row is TPU v4 with the best Megatron-style plan. Then the plan becomes the best one,
-    and after it one part of the hardware at a time becomes that of `chip`. Changes add up, so their
+    and after it one part of the hardware at a time becomes that of `chip`. Changes accumulate, so their
     order matters; the product of all gains is the whole gain.
 
     Parameters

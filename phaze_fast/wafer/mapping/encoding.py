@@ -35,7 +35,7 @@ Runs = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class OperatorMapping:
-    """How one operator is mapped."""
+    """How one operator is mapped to the dies of a stage."""
 
     operator: str
     x: Runs
