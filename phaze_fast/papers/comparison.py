@@ -238,8 +238,8 @@ def gain_by_cause(problem: SearchProblem, chip: Accelerator, time_s: float) -> l
     """Split the gain of a chip over TPU v4 as built into causes.
 
     The first row is TPU v4 with the best Megatron-style plan. Then the plan becomes the best one,
-    and after it one part of the hardware at a time becomes that of `chip`. Changes accumulate, so their
-    order matters; the product of all gains is the whole gain.
+    and after it one part of the hardware at a time becomes that of `chip`. Changes accumulate, so
+    their order matters; the product of all gains is the whole gain.
 
     Parameters
     ----------

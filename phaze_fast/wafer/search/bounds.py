@@ -16,8 +16,8 @@ from phaze_fast.wafer.mapping.operators import PARTS, passes
 from phaze_fast.wafer.mapping.problem import LeastWork, Problem
 
 _NEAR = 0.9  # weight of work, against collectives, at which weights below 1 are tested first
-_START_PRICES = (0.0, 4.0, 8.0, 12.0)  # exponents of two, in units of _scale()
-_PRICES = tuple(float(at) for at in range(-12, 13, 2))  # exponents of two, in units of _scale()
+_START_PRICES = (0.0, 4.0, 8.0, 12.0)  # exponents: a price is 2**at times _scale()
+_PRICES = tuple(float(at) for at in range(-12, 13, 2))  # exponents, as above
 _STREAMS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)  # weights of the off-wafer stream
 
 
@@ -162,7 +162,7 @@ def roofline(problem: Problem) -> Roofline:
     """
     spec = optimizer(problem.training.optimizer)
     parameter_bytes = spec.weight_bytes + spec.gradient_bytes + spec.state_bytes
-    directions = (2.0 * spec.weight_bytes, spec.gradient_bytes)  # in and out, a parameter
+    directions = (2.0 * spec.weight_bytes, spec.gradient_bytes)  # in and out
     off = problem.wafer.off_wafer
     busier = max(directions) if off is not None and off.duplex else sum(directions)
     # If weights stay on the wafer, gradients alone move to the state off it.

@@ -150,7 +150,7 @@ class MappingSearch:
         if oom is not None:
             tried = Tried(layout, float("inf"), _LAST, oom.op_mappings, mapping, oom)
             self.start(tried, (oom.op_mappings,))
-            tried.mapping = None  # frees it: many layouts may not fit
+            tried.mapping = None  # to free it: many layouts may not fit
             return tried
         relaxation = mapping.relaxation()
         free, relaxed = relaxation.bound(1.0, 0.0, enough=best)
@@ -194,7 +194,7 @@ class MappingSearch:
     # ---- the genetic search in one layout ----
 
     def breed(self, tried: Tried) -> Tried:
-        """Anneal several seeds, then children of the best mapping with each of the others."""
+        """Anneal several seeds, then children of the best mapping with others in turn."""
         mapping = tried.mapping
         if tried.oom is not None or (self.effort.stop is not None and self.effort.stop()):
             return tried
@@ -345,7 +345,7 @@ class MappingSearch:
         """Return the best layouts, and half as many that do not fit yet and could be faster."""
         seen = [tried for tried in seen if tried.oom is None] or seen[:1]
         most = self.effort.promising
-        most *= 1 + any(tried.layout.schedule != "1f1b" for tried in seen[:most])  # alike
+        most *= 1 + any(tried.layout.schedule != "1f1b" for tried in seen[:most])  # similar layouts
         best = seen[0].rank[1] if not seen[0].rank[0] else float("inf")
         hopeful = [t for t in seen[most:] if t.rank[0] and t.bound_s < best]
         hopeful.sort(key=lambda tried: (tried.rank, tried.layout))
