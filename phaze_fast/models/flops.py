@@ -178,7 +178,7 @@ _GRADIENTS = ("gemm-input-gradient", "gemm-weight-gradient")
 def _graph_flops(model: GraphModel, sequences: int) -> ModelFlops:
     """Operations of a graph's products; the backward pass counts as two forward passes.
 
-    If some parameters are frozen, only the gradients that are computed count.
+    If some parameters are frozen, products with weights count only gradients that are computed.
     """
     weights = attention = masked = 0.0
     blocks = blocks_masked = 0.0

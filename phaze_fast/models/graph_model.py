@@ -147,7 +147,7 @@ class LayerPeak(Record):
 
 
 class GraphLayer(Record):
-    """One kind of layer: layers with the same operators."""
+    """One kind of layer: layers with the same operators and parameters."""
 
     what: ClassVar[str] = "layer"
     name: str = Field(min_length=1)

@@ -29,7 +29,7 @@ class Lifetime:
     born: int
     """Operator that allocates the storage; -1: it exists before the step."""
     dies: int
-    """Last operator that runs while it is allocated; the number of operators: none in the step."""
+    """Last operator before it is freed; the number of operators: it outlives the step."""
     sizes: tuple[int, int]
     """Bytes in each of the two recordings."""
     gradient: bool = False

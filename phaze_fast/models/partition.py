@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-_LONGEST_CHAIN = 100  # fusible operators between two stored tensors
-_SMALLER = 4  # factor by which a reduction's output is smaller than its inputs
+_LONGEST_CHAIN = 100  # fusible operators after which a chain is cut
+_SMALLER = 4  # least factor by which a reduction's inputs exceed its output
 _BIAS = 1.1  # factor on a tensor's cost for each operator between it and the backward pass
 
 

@@ -181,7 +181,7 @@ class T5(Llama):
     def _attended(
         self, x: Tensor, keys: Tensor, bias: list[Tensor], causal: bool, learned: bool
     ) -> Tensor:
-        """Attention to `keys` with the stack's `bias`, to which its first layer adds the tensor."""
+        """Attention to `keys`; the first layer of a stack appends the stack's bias to `bias`."""
         m = self.model
         q, k, v = (
             self._heads(self._project(name, rows, m.query_width))
@@ -196,7 +196,7 @@ class T5(Llama):
             out = self._explicit_with(q, k, v, bias[0] if learned else None, causal)
         else:
             drops = self.drops in self.style.dropouts
-            if learned:  # its last dimension is not contiguous, as fused kernels need
+            if learned:  # fused kernels need a bias with a contiguous last dimension
                 hidden = self.tape.constant(1, 1, self.seq, self.seq, dtype="bool")
                 seen = op.where(hidden, bias[0], causal=True, window=0) if causal else bias[0]
                 out = op.attention_in_parts(q, k, v, seen, drops)

@@ -101,7 +101,7 @@ class Llama:
     turned_format, products_format = "", ""
     """Formats to which queries and keys are cast before rotation, and before its products."""
     turns = "all"
-    """Layers with rotary positions: ``all``; with a ``window``; ``or all`` if none has a window."""
+    """Rotated layers: ``all``, those with a ``window``, or ``or all`` without a window anywhere."""
     table_format = _HALF
     table_per_layer = False
     softmax_format = _FLOAT  # number format of explicit attention's softmax

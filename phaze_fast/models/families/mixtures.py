@@ -50,7 +50,7 @@ class Mixture(Llama):
     def _grouped(
         self, rows: Tensor, outs: int, ends: Tensor, order: Tensor, beyond: Tensor | None = None
     ) -> Tensor:
-        """Product of each expert's rows with its weights; rows `beyond` the last are masked."""
+        """Product of each expert's rows with its weights; rows `beyond` all experts are masked."""
         count, width = self.moe.experts, rows.shape[-1]
         if self.stored_by_input:
             weight = self.tape.parameter(count, width, outs)
