@@ -78,7 +78,7 @@ class Fields:
         return value
 
     def setting(self, name: str, default: Any) -> bool | int | str:
-        """Value of a flag, integer or text that changes operators; else whether the field is set."""
+        """Value of a flag, integer or text that changes operators, or whether another is set."""
         value = self.take(name, default)
         return value if isinstance(value, bool | int | str) else bool(value)
 

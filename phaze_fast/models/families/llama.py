@@ -101,7 +101,7 @@ class Llama:
     turned_format, products_format = "", ""
     """Formats to which queries and keys are cast before rotation, and before its products."""
     turns = "all"
-    """Rotated layers: ``all``, those with a ``window``, or ``or all`` without a window anywhere."""
+    """Rotated layers: ``all``; windowed ones (``window``); these, or all if none (``or all``)."""
     table_format = _HALF
     table_per_layer = False
     softmax_format = _FLOAT  # number format of explicit attention's softmax

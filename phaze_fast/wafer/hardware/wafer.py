@@ -852,7 +852,7 @@ def _die_peak_w(wafer: Wafer, table: EnergyTable) -> float:
         memory_w = sram * table.local_byte_j + die.network_bytes_per_s * table.buffer_byte_j
     hbm_w = chip.hbm.bandwidth_bytes_per_s * table.hbm_byte_j if chip.hbm else 0.0
     x, y = wafer.link_bytes_per_s
-    sent = 2.0 * (x + y) if wafer.switch is None else 2.0 * x  # four edges; or both ways
+    sent = 2.0 * (x + y) if wafer.switch is None else 2.0 * x  # over four edges, or both ways
     links_w = sent * wafer.rules.d2d_byte_j
     static_w = table.static_w_per_mm2 * die.outline_mm2
     return cycles * chip.clock_hz + memory_w + hbm_w + links_w + static_w
