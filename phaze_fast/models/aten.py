@@ -15,7 +15,7 @@ from phaze_fast.documents import package_data
 from phaze_fast.models.graph_model import WIDE
 
 _PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "_grouped_mm": (0, 1)}
-_FP32 = 4  # bytes
+_FP32 = 4  # bytes of an element
 _ALIGNED = 8  # elements between rows that start at 16-byte bounds, in bf16
 _SOLVED = "linalg_solve_triangular"
 _CONVOLUTIONS = ("convolution", "convolution_input", "convolution_weight")
@@ -46,7 +46,7 @@ class Figures:
     kind: str
     function: str
     sizes: tuple[int, int, int, int]
-    """(b, m, n, k)."""
+    """(b, m, n, k), as in `GraphOperator`."""
     flops: float
     read_bytes: float
     write_bytes: float
@@ -71,7 +71,7 @@ def _product(call: Any, wide: bool) -> Figures:
         count = a[0] if len(a) == 3 else 1
         m, k, n = a[-2], a[-1], b[-1]
         if left.strides and left.strides[-2] == 1 and m % _ALIGNED:
-            flipped = True  # m elements lie between its rows in memory, as n do between right's
+            flipped = True  # left's columns start m elements apart, as right's rows start n apart
         sizes = (count, n, m, k) if flipped else (count, m, n, k)
     weighted = left.parameter or right.parameter
     if call.backward:
@@ -108,7 +108,7 @@ def _grouped(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, int, int, int
 def _attention(call: Any) -> Figures:
     q, k, v = (array.shape for array in call.reads[:3])
     pairs, keys, width = math.prod(q[:-2]), k[-2], q[-1] + v[-1]
-    window = int(call.options.get("window", 0))  # a mask says so: every score is computed
+    window = int(call.options.get("window", 0))  # given by a mask: every score is computed
     flops = (5.0 if call.backward else 2.0) * pairs * q[-2] * keys * width
     kind = "attention-backward" if call.backward else "attention"
     return Figures(
@@ -157,7 +157,7 @@ class _Convolution:
 
     @property
     def taps(self) -> int:
-        """Positions of the filter."""
+        """Spatial positions of the filter."""
         return math.prod(self.weights[2:])
 
     @property
@@ -173,8 +173,9 @@ class _Convolution:
     def sizes(self, name: str) -> tuple[int, int, int, int]:
         """(b, m, n, k) of the product: patches times weights, as implicit GEMMs compute it.
 
-        A gradient of the input gathers patches of the output's gradient. With strides it splits
-        into one product for each residue of a position, which reads its share of the filter.
+        A gradient of the input gathers patches of the output's gradient. With strides it is one
+        product for each residue of an input position modulo the strides; each of these products
+        reads its own share of the filter.
         """
         k, n = self.weights[1], max(self.weights[0] // self.groups, 1)
         if name == "convolution":
@@ -192,7 +193,7 @@ class _Convolution:
         return math.prod(min(1.0, size / stride) for size, stride in pairs)
 
     def function(self) -> str:
-        """Class of kernels, by what cuDNN's need: see docs/cost.md, "Convolutions".
+        """Class of kernels, by what cuDNN's kernels ask of channels and layout (docs/cost.md).
 
         Tensor cores take channels in groups of 8, padded if there are fewer, and at full speed
         groups of 64; they want channels last. A filter of one position is a plain product in
@@ -215,7 +216,7 @@ def _convolution(call: Any) -> Figures:
     b, m, n, k = shape.sizes(call.name)
     read, write = _bytes(call.reads), _bytes(call.writes)
     flops = 2.0 * shape.pixels * shape.taps * shape.weights[0] * shape.weights[1]
-    if shape.depthwise:  # not computed as a matrix product
+    if shape.depthwise:  # a depthwise one is no matrix product
         turned = call.name == "convolution_input"
         elements = shape.weights[0] * (
             shape.x[0] * math.prod(shape.x[2:]) if turned else shape.pixels
@@ -258,13 +259,14 @@ def _is_dense(array: Any) -> bool:
 def _element_wise(call: Any, function: str) -> str:
     """Return the function of an element-wise operator by the layout of its arrays.
 
-    A kernel that runs through memory in one stretch is fast. If an array is broadcast, is a slice
-    or has another order of dimensions than the result, each element's address is computed; if the
-    innermost dimensions differ, neighbours are far apart too.
+    It is `function` where a kernel runs through memory in one stretch. It is ``strided`` where an
+    array is broadcast, is a slice or orders its dimensions unlike the result, as each element's
+    address is then computed; and ``transpose`` where two arrays of the result's size differ in
+    their innermost dimension, so that neighbours in one are far apart in the other.
     """
     if call.name.endswith(("_backward", "_scatter")) or call.name in ("index", "index_select"):
-        return function  # fills an array, and copies a part of it; or copies whole rows
-    if not call.writes:  # an operator that a compiler removed
+        return function  # fill an array and copy into a part; index copies rows
+    if not call.writes:  # the compiler removed the operator
         return function
     out = max(call.writes, key=lambda array: array.elements)
     arrays = [x for x in (*call.reads, *call.writes) if x.elements > 1]
@@ -280,7 +282,7 @@ def _element_wise(call: Any, function: str) -> str:
 
 
 def _reduced(call: Any) -> tuple[str, tuple[int, int, int, int]]:
-    """Return function and sizes of a reduction: over the innermost dimension, or over others."""
+    """Return ``reduce`` (of the innermost dimension) or ``reduce-columns``, and the sizes."""
     array, out = max(call.reads, key=lambda x: x.elements), call.writes[0]
     kept, last = max(out.elements, 1), len(array.shape) - 1
     if out.shape[-1:] == array.shape[-1:] and _order(array)[-1:] == (last,):
@@ -289,7 +291,7 @@ def _reduced(call: Any) -> tuple[str, tuple[int, int, int, int]]:
 
 
 def _norm(call: Any, function: str) -> tuple[str, tuple[int, int, int, int] | None]:
-    """Return the function of a norm by its layout, and its sizes if rows are not the last ones."""
+    """Return the function of a norm by its layout, and the sizes of a batch norm (else None)."""
     name = call.name.removesuffix("_backward")
     if name == "native_layer_norm" and call.backward and len(call.writes) == 1:
         return "layernorm-plain", None  # no gradients of weights, which sum over all rows
@@ -306,15 +308,15 @@ def _vector(call: Any) -> Figures:
     kind, function = _kinds().get(call.name, ("multiply", "multiply"))
     largest = max((*call.reads, *call.writes), key=lambda array: array.elements)
     read, write = _bytes(call.reads), _bytes(call.writes)
-    if kind == "embedding":  # only the rows of the table that are looked up
+    if kind == "embedding":  # reads only the rows that are looked up
         largest, read = call.writes[0], _bytes(call.writes[:1]) + _bytes(call.reads[1:])
     elif kind == "embedding-backward":
         largest = call.reads[0]
-    elif call.name.startswith("nll_loss"):  # one element of a row; its gradient is zero elsewhere
+    elif call.name.startswith("nll_loss"):  # reads one element a row; the gradient is 0 elsewhere
         ids = call.reads[2 if call.backward else 1]
         largest = call.writes[0] if call.backward else ids
         read = float(ids.bytes) if call.backward else 2.0 * ids.bytes
-    elif call.name in ("slice_backward", "select_backward"):  # zeros, and a copy into a part
+    elif call.name in ("slice_backward", "select_backward"):  # write zeros, and copy into a part
         write += read
     shape = largest.shape or (1,)
     sizes = (1, max(math.prod(shape[:-1]), 1), max(shape[-1], 1), 0)

@@ -25,13 +25,13 @@ FUSED = "fused"
 """Start of the names of generated kernels."""
 _GELU = frozenset({"gelu", "gelu_backward", "tanh", "tanh_backward", "erf"})
 _FLOAT_BYTES = (2, 4)
-_NAMED = 4  # operators that the name of a kernel lists
+_NAMED = 4  # the most operators that the name of a kernel lists
 _GATHERS = frozenset({"embedding", "index", "gather", "index_select", "_unsafe_index"})
 
 
 @dataclass(frozen=True)
 class CompiledRecording:
-    """A recorded step after rewriting."""
+    """A recorded step rewritten into kernels; its fields are those of a `Recording`."""
 
     calls: list[Call]
     saved: list[Saved]
@@ -51,7 +51,7 @@ def compiled(
     small, large
         Recordings with the same operators, such as `phaze_fast.models.torch_recorder` makes.
     code
-        Whose code the module is: that of transformers takes other branches when it is compiled.
+        Whose code the module is: code of transformers takes other branches when it is compiled.
     """
     parts = [Parts(), Parts()]
     recorded = [
@@ -173,7 +173,7 @@ def _needed(flow: Flow, calls: Sequence[int], kept: set[int]) -> list[int]:
 
 
 def _kind(members: list[Call]) -> str:
-    """Return the kind of a generated kernel: of a forward one, what splits have to know of it."""
+    """Return the kind of a kernel; tensor-parallel splits distinguish forward kinds alone."""
     names = {call.name for call in members}
     if members[0].backward:
         return "multiply"
@@ -208,7 +208,7 @@ class _Writer:
     def _read(self, call: int, slot: int) -> Array:
         """Return an input of an operator; of a table, the rows that are looked up."""
         own = self._calls[call]
-        array = own.reads[min(slot, len(own.reads) - 1)]  # fewer samples may have fewer parts
+        array = own.reads[min(slot, len(own.reads) - 1)]  # fewer samples may join fewer parts
         if slot == 0 and own.name in _GATHERS:
             return replace(array, shape=own.writes[0].shape)
         return array

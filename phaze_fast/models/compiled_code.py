@@ -23,18 +23,18 @@ from phaze_fast.models.recording import MASK, Array, Call, mask_load
 from phaze_fast.models.tape import Tape
 
 Code = Literal["own", "transformers", "transformers, loss apart"]
-"""Whose code a module is, and whether its loss is a graph of its own."""
+"""Whose code a module is, and whether its loss is compiled as a graph of its own."""
 
-_MASK_BYTES = 2  # of an element; masks are added to the scores
-_MASKED = ("causal", "masked", "expands_mask")  # options of attention that has a mask if compiled
+_MASK_BYTES = 2  # per element of a mask, which is added to the scores
+_MASKED = ("causal", "masked", "expands_mask")  # options of attention that gets a mask if compiled
 _FORMATS = {2: "bfloat16", 4: "float32"}
 
 
 def code_of_class(name: str) -> Code:
     """Return how a class of transformers is compiled.
 
-    A class whose name is not one of those that transformers has a loss for logs a warning, which
-    ends the compiled graph before the loss.
+    transformers chooses the loss by the class's name. Where it knows no loss of that name it logs a
+    warning, which ends the compiled graph before the loss.
     """
     return "transformers, loss apart" if name.startswith("GPT2") else "transformers"
 
@@ -47,7 +47,7 @@ def transformers_branches(calls: Sequence[Call], parts: Parts, code: Code) -> li
     step: list[Call] = []
     for call in calls:
         if call.name == MASK:
-            continue  # masks are loaded as below, and made once for all layers
+            continue  # loads are added below, of one mask for all layers
         if call.name == "attention" and any(map(call.options.get, _MASKED)):
             q, k, v = call.reads[:3]
             wide = [_per_head(q, array, parts) for array in (k, v)]
@@ -122,7 +122,7 @@ class _InParts:
         return self._spliced(self._call, backward=False)
 
     def backward(self, call: Call, writes: Sequence[Array]) -> list[Call]:
-        """Return the operators of its gradient `call`, which write the arrays `writes`."""
+        """Return the operators of the gradient `call`, which write the arrays `writes`."""
         arrays = (call.reads[5], *writes)
         pairs = zip(self._gradients, arrays, strict=True)
         self._storages |= {x.storage.key: array.storage for x, array in pairs}
@@ -159,7 +159,7 @@ def _logits(calls: Sequence[Call]) -> Array | None:
 
 
 def _with_gradient_of_logits(calls: list[Call], parts: Parts) -> list[Call]:
-    """Add the zeros that are the gradient of the returned logits to that of the loss."""
+    """Add zeros, the gradient of the logits as an output, to their gradient from the loss."""
     logits = _logits(calls)
     if logits is None:
         return calls

@@ -1,8 +1,8 @@
 """ATen operators as a compiler sees them: norms, softmax and losses in parts.
 
-A norm is a reduction to statistics and an element-wise operator that uses them; the second can be
-computed again from the first. PyTorch's inductor does the same (torch/_decomp/decompositions.py,
-torch/_inductor/decomposition.py) before it fuses.
+A norm is a reduction to statistics and an element-wise operator that uses them; the backward pass
+can compute the latter again from stored statistics. PyTorch's inductor splits operators in the same
+way (torch/_decomp/decompositions.py, torch/_inductor/decomposition.py) before it fuses.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ NOT_AGAIN = frozenset(_NOT_AGAIN.split())
 STATISTICS = frozenset({"norm_statistics", "softmax_statistics"})
 PARTIAL = "partial_sums"
 PICKED = "pick"
-_ROWS_OF_A_PARTIAL_SUM = 16  # of 512 partial sums for 8,192 rows, as profiled
-_FP32, _BF16 = 4, 2  # bytes
-_PADDED = {"mm": (0, 1), "addmm": (1, 2)}  # operands of products that are padded
-_ALIGNED = 8  # elements
-_LEAST_PADDED = 256  # smaller products are limited by memory and are not padded
+_ROWS_OF_A_PARTIAL_SUM = 16  # 512 partial sums for 8,192 rows, as profiled
+_FP32, _BF16 = 4, 2  # bytes of an element
+_PADDED = {"mm": (0, 1), "addmm": (1, 2)}  # positions of the operands that are padded
+_ALIGNED = 8  # elements in bf16: 16 bytes
+_LEAST_PADDED = 256  # products with a smaller side are memory-bound and not padded
 
 
 class Parts:
@@ -73,7 +73,7 @@ class Parts:
         return replace(call, reads=reads, writes=writes, backward=True, sequence=sequence)
 
     def of(self, call: Call, twin: Call) -> Iterator[Call]:
-        """Yield the parts of one operator; `twin` is the same one for another number of samples."""
+        """Yield the parts of one operator; `twin` is that operator for other samples."""
         name = call.name
         if name in NORMS and len(call.writes) > 1:
             yield from self._norm(call, twin)
@@ -143,7 +143,7 @@ class Parts:
         yield replace(call, name="sum_of_partial_sums", reads=(partial,))
 
     def _aligned(self, call: Call, twin: Call) -> Iterator[Call]:
-        """Yield a product whose rows start at 16-byte bounds: copies are padded where they do not.
+        """Yield a product whose rows start at 16-byte bounds, after padded copies of operands.
 
         PyTorch, torch/_inductor/fx_passes/pad_mm.py. Dimensions that grow with the samples stay as
         they are: how they are padded depends on the number of samples.
@@ -180,7 +180,7 @@ class Parts:
 
 
 def _by_rows(call: Call) -> bool:
-    """Whether a reduction leaves the leading dimensions: one core reduces a whole row."""
+    """Whether a reduction keeps the leading dimensions, so that one core reduces a whole row."""
     read = max(call.reads, key=lambda array: array.elements).shape
     left = call.writes[0].shape
     rows = [extent for extent in left if extent > 1]

@@ -59,7 +59,7 @@ def record_model(
 
 
 def _alike(model: TransformerModel) -> dict[Any, list[int]]:
-    """Return the blocks of a model by what their code depends on."""
+    """Group the blocks of a model by window, experts and rotation: each group runs one code."""
     groups: dict[Any, list[int]] = {}
     for at in range(model.layers):
         turns = model.module is None or at not in model.module.unrotated
@@ -83,10 +83,10 @@ def layers_graph(
 
 
 def _graph(model: TransformerModel, kernels: Kernels) -> GraphModel:
-    """Return the graph of a model; of many blocks that are alike, only the first and last run."""
+    """Return the graph of a model; of blocks that are alike, the first and last two are run."""
     everything = range(model.layers)
     if model.encoder_layers or architecture(_family(model))["module"].get("table_per_layer"):
-        return layers_graph(model, everything, kernels)  # blocks need more than the one before
+        return layers_graph(model, everything, kernels)  # blocks read other layers too
     groups = _alike(model).values()
     run = sorted({at for group in groups for at in (*group[:2], *group[-2:])})
     graph = layers_graph(model, run, kernels)

@@ -2,8 +2,9 @@
 
 A multiply-accumulate counts as two operations, the backward pass as two forward passes, and only
 matrix products count: 6 operations for each token and each weight it is multiplied by, and 12 L H
-Q T for each token's attention over T others (Chowdhery et al., PaLM, 2022, appendix B; Narayanan
-et al., Megatron-LM, 2021, appendix). docs/throughput.md derives both.
+Q T for each token's attention over T tokens in L layers of H heads of width Q (Chowdhery et al.,
+PaLM, 2022, appendix B; Narayanan et al., Megatron-LM, 2021, appendix). docs/throughput.md derives
+both.
 """
 
 from __future__ import annotations
@@ -34,24 +35,24 @@ class ModelFlops:
     tokens: int
     """Tokens of these sequences; for an encoder-decoder, those of one side."""
     weights: float
-    """Products with weights: 6 operations per token and weight."""
+    """Operations of products with weights: 6 per token and weight."""
     attention: float
-    """Products of queries with keys and of scores with values, every token with every other."""
+    """Operations of products of queries with keys and scores with values, over all token pairs."""
     attention_causal: float
-    """The same with a causal mask, which leaves out half of the pairs, as in fused kernels."""
+    """`attention` with a causal mask, by which fused kernels skip half of the pairs."""
     forward_blocks: float
-    """One forward pass of the blocks alone, attention in full: what full recomputation adds."""
+    """Operations of one forward pass of the blocks, unmasked: what full recomputation adds."""
     forward_blocks_causal: float
-    """The same with a causal mask."""
+    """`forward_blocks` with a causal mask."""
 
     @property
     def total(self) -> float:
-        """Products with weights and attention in full: the operations that MFU counts."""
+        """`weights` and `attention` together: the operations that MFU counts."""
         return self.weights + self.attention
 
     @property
     def total_causal(self) -> float:
-        """Products with weights and masked attention."""
+        """`weights` and `attention_causal` together."""
         return self.weights + self.attention_causal
 
     @property
@@ -177,7 +178,7 @@ _GRADIENTS = ("gemm-input-gradient", "gemm-weight-gradient")
 def _graph_flops(model: GraphModel, sequences: int) -> ModelFlops:
     """Operations of a graph's products; the backward pass counts as two forward passes.
 
-    If some parameters are frozen, products with weights count the gradients that are computed.
+    If some parameters are frozen, products with weights count only gradients that are computed.
     """
     weights = attention = masked = 0.0
     blocks = blocks_masked = 0.0

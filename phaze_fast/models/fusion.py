@@ -1,9 +1,9 @@
 """Kernels that PyTorch's inductor generates for one pass: which operators each of them computes.
 
 An element-wise operator is computed inside every kernel that reads it, unless its result has to be
-in memory. Reductions, and results that have to be, are fused where they run over the same elements
-and share a tensor, as long as no kernel then waits for itself (torch/_inductor/scheduler.py,
-``can_fuse``, and the thresholds of torch/_inductor/config.py).
+in memory. Reductions and stored results are fused into one kernel where they run over the same
+elements and share a tensor, unless that kernel would then depend on itself
+(torch/_inductor/scheduler.py, ``can_fuse``, and the thresholds of torch/_inductor/config.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from phaze_fast.models.decompose import LIBRARY, PARTIAL, PICKED, is_reduction
 from phaze_fast.models.recording import Array, Call
 
 _MOST_READS = 8  # realize_acc_reads_threshold: an expression of more tensors is stored
-_MOST_READS_SHARED = 4  # realize_reads_threshold: the same where several operators use it
+_MOST_READS_SHARED = 4  # realize_reads_threshold: the limit if several operators use it
 _STORED = (PICKED, "embedding")  # results that are never computed twice
 _MOST_FUSED = 64  # max_fusion_size, in operators
 
@@ -24,7 +24,7 @@ Slot = tuple[int, int]
 
 
 class Flow:
-    """Which operator computes and which ones read every tensor of a list of operators."""
+    """The tensors of a list of operators: which operator computes each, and which read it."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self.calls = calls
@@ -76,26 +76,26 @@ class Kernel:
 
     calls: list[int]
     reads: dict[int, list[Slot]]
-    """Tensors from outside, with every input that reads them."""
+    """Tensors that the kernel reads from memory, each with the operator inputs that read it."""
     writes: list[Slot]
     generated: bool
     stored: list[int]
-    """Operators whose results were fused, without those computed inside them."""
+    """Operators that were fused into this kernel, without those inlined into them."""
     largest: int = 0
-    """Position in `stored` of the one with most elements."""
+    """Position in `stored` of the operator with most elements."""
     place: int = 0
-    """Operator in whose place it runs: its first one, or that of a kernel it waits for."""
+    """Operator in whose place the kernel runs: its first, or that of a kernel it reads from."""
     elements: int = 0
     rows: int = 0
-    """Number of rows if it reduces rows, else 0."""
+    """Number of rows if the kernel reduces rows, else 0."""
     partial: bool = False
-    """Whether it computes nothing but partial sums over rows."""
+    """Whether the kernel computes nothing but partial sums over rows."""
 
     def fits(self, other: Kernel) -> bool:
-        """Whether another runs over the same elements, or over one element for each row."""
+        """Whether both kernels run over the same elements, or one over the other's reduced rows."""
         if len(self.stored) + len(other.stored) > _MOST_FUSED:
             return False
-        if self.partial or other.partial:  # only with kernels that reduce rows as well
+        if self.partial or other.partial:  # fused only with reductions
             fused = bool(self.rows or other.rows) or (self.partial and other.partial)
             return fused and self.elements == other.elements
         if self.rows and other.rows:
@@ -151,7 +151,7 @@ class Fusion:
     # ---- what is in memory ----
 
     def _expression(self, at: int) -> tuple[dict[int, list[Slot]], list[int]]:
-        """Return the tensors in memory that an operator is computed from, and by which ones."""
+        """Return the tensors in memory and the operators from which a result is computed."""
         inputs: dict[int, list[Slot]] = {}
         operators = [at]
         for slot, tensor in enumerate(self._flow.reads[at]):
@@ -224,7 +224,7 @@ class Fusion:
         self._place(node)
 
     def _waits(self, node: Kernel, kernel: int) -> bool:
-        """Whether a node needs the finished result of a kernel, or one that starts after it."""
+        """Whether a node needs a kernel's finished result, or that of a kernel starting later."""
         flow, last = self._flow, max(self._nodes[kernel].stored)
         seen: set[int] = set()
         waiting: list[int] = []
@@ -264,7 +264,7 @@ class Fusion:
     # ---- order ----
 
     def _ordered(self) -> list[Kernel]:
-        """Return kernels with what they write for others, each after those it reads from."""
+        """Return kernels, each after those it reads from, without writes that no other reads."""
         for at, node in enumerate(self._nodes):
             if node.generated:
                 node.writes = [slot for slot in node.writes if self._is_read(slot, at)]
@@ -287,7 +287,7 @@ class Fusion:
                     places = [self._nodes[one].place for one in before]
                     node.place = max(min(node.stored), *places, 0)
         kernels = [self._nodes[at] for at in order]
-        kernels.sort(key=lambda kernel: kernel.place)  # stable: kernels it waits for stay before it
+        kernels.sort(key=lambda kernel: kernel.place)  # stable: each stays after those it reads
         return [kernel for kernel in kernels if kernel.writes or not kernel.generated]
 
     def _before(self, at: int) -> set[int]:

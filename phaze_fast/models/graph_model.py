@@ -64,7 +64,7 @@ class GraphOperator(Record):
     function: str = ""
     """Function of a norm, an activation or an element-wise operator, if known."""
     inputs: tuple[_Position, ...] = (-1,)
-    """Positions of the operators of this pass that it reads from; -1: the input of the pass."""
+    """Positions, in this pass, of the operators that it reads from; -1: the input of the pass."""
     b: Count = 1
     """Number of independent products; for attention, heads."""
     m: _Whole = 0
@@ -76,11 +76,11 @@ class GraphOperator(Record):
     scales: Literal["b", "m", "n", "k", "none"] = "m"
     """Dimension that grows with the number of samples."""
     flops: Quantity = 0.0
-    """FLOPs of products, two per multiply-accumulate."""
+    """FLOPs of products per sample, two per multiply-accumulate."""
     read_bytes: Quantity = 0.0
-    """Bytes of activations read."""
+    """Bytes of activations that the operator reads, per sample."""
     write_bytes: Quantity = 0.0
-    """Bytes of activations written."""
+    """Bytes of activations that the operator writes, per sample."""
     fixed_read_bytes: Quantity = 0.0
     """Bytes read independently of the number of samples, such as weights."""
     fixed_write_bytes: Quantity = 0.0
@@ -93,14 +93,14 @@ class GraphOperator(Record):
     bias: bool = False
     """Whether a product adds a bias."""
     weights: _Whole = 0
-    """Number of elements of the parameters that it reads."""
+    """Number of elements of the parameters that the operator reads."""
     frozen: _Whole = 0
-    """Number of these that are not trained."""
+    """Number of the elements in `weights` that are not trained."""
     forward: _Position = -1
     """For a backward operator, the position of its forward operator."""
     split: Split = "no"
-    """Role in a tensor-parallel split: weights split by columns or by rows, an operator between
-    two such products, or split by the vocabulary."""
+    """Role in a tensor-parallel split: a product with weights split by columns or by rows, an
+    operator inside, between two such products, or one that is split by the vocabulary."""
 
 
 class SavedTensor(Record):
@@ -113,23 +113,23 @@ class SavedTensor(Record):
     fixed_bytes: Quantity = 0.0
     """Bytes that do not depend on the number of samples."""
     producer: _Position = -1
-    """Forward operator that produces it; -1: the input of the layer."""
+    """Forward operator that produces the tensor; -1: it is the input of the layer."""
     split: bool = False
-    """Whether it is sharded over tensor-parallel devices."""
+    """Whether the tensor is sharded over tensor-parallel devices."""
 
 
 class HeldTensor(SavedTensor):
     """A tensor that is allocated at the peak of a layer and is not stored for the backward pass.
 
-    Its name is that of the operator that writes it; ``input``, or ``output gradient``, if another
-    layer does. Its producer is the forward operator that writes it, or whose gradient does; -1:
-    another layer.
+    Its name is that of the operator that writes it, or ``input`` or ``output gradient`` where
+    another layer writes it. Its producer is the forward operator that writes it or whose gradient
+    operator does; -1: another layer writes it.
     """
 
     backward: bool = False
-    """Whether the backward pass writes it."""
+    """Whether the backward pass writes the tensor."""
     gradient: bool = False
-    """Whether it is the gradient of parameters of the layer."""
+    """Whether the tensor is the gradient of parameters of the layer."""
 
 
 class LayerPeak(Record):
@@ -137,9 +137,9 @@ class LayerPeak(Record):
 
     what: ClassVar[str] = "peak"
     operator: str = Field(min_length=1)
-    """Operator that runs."""
+    """Name of the operator that runs at this instant."""
     backward: bool = False
-    """Whether it runs in the backward pass."""
+    """Whether that operator runs in the backward pass."""
     tensors: tuple[HeldTensor, ...] = ()
     """Tensors that are allocated then besides those stored for the backward pass."""
     absent: tuple[_Whole, ...] = ()
@@ -147,17 +147,17 @@ class LayerPeak(Record):
 
 
 class GraphLayer(Record):
-    """One kind of layer."""
+    """One kind of layer: layers with the same operators and parameters."""
 
     what: ClassVar[str] = "layer"
     name: str = Field(min_length=1)
-    """Path of the first such module, or ``embedding`` and ``head`` for the layers around them."""
+    """Path of its first module, or ``embedding`` and ``head`` before and after the blocks."""
     count: Count
-    """Number of such layers in the model."""
+    """Number of layers of this kind in the model."""
     parameters: _Whole
     """Parameters of one such layer; a parameter counts in the first layer that reads it."""
     frozen_parameters: _Whole = 0
-    """Those of them that are not trained: they have neither gradients nor optimiser state."""
+    """Number of `parameters` that are not trained, without gradients or optimiser state."""
     forward: tuple[GraphOperator, ...]
     """Forward operators in topological order."""
     backward: tuple[GraphOperator, ...] = ()
@@ -168,9 +168,9 @@ class GraphLayer(Record):
     """Peaks of the forward and of the backward pass; empty: they are estimated from the operators.
     Tensors that earlier layers save, and gradients of later layers, are not counted."""
     input_bytes: Quantity = 0.0
-    """Bytes per sample of its input which it does not save: stored if it is recomputed."""
+    """Bytes per sample of its input that it does not save, but stores if it is recomputed."""
     output_bytes: Quantity = 0.0
-    """Bytes per sample that later layers read."""
+    """Bytes per sample of the layer's results that later layers read."""
     unsplit: str = ""
     """Why the layer cannot be split over tensor-parallel devices; empty if it can."""
 
@@ -224,7 +224,7 @@ def peak_bytes(
     width
         Tensor-parallel devices.
     rows
-        Whether these also share the rows of tensors that no region between products holds.
+        Whether these devices also shard all other tensors by rows, as sequence parallelism does.
 
     Examples
     --------
@@ -276,12 +276,12 @@ class GraphModel(Record):
     as_traced: bool = False
     """Whether to plan these operators as they are, even if they form a transformer."""
     kernels: Kernels = "eager"
-    """Whether its operators are those of the module's code, or the kernels that torch.compile makes
+    """Whether the operators are those of the module's code, or the kernels that torch.compile makes
     of them."""
     compiled: GraphModel | None = None
-    """The same step as torch.compile runs it, for software that compiles."""
+    """The graph of this model as torch.compile runs it, for software that compiles."""
     notes: str = ""
-    """Remarks."""
+    """Remarks on the model."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -311,7 +311,7 @@ class GraphModel(Record):
 
     @property
     def widest_split(self) -> int:
-        """Largest tensor-parallel width to try; `reasons` refuses those that do not divide."""
+        """Largest tensor-parallel width to try; `opgraph.strategy.reasons` refuses others."""
         return 2**20 if any(not layer.unsplit for layer in self.layers) else 1
 
     def parameters(self) -> int:

@@ -71,19 +71,19 @@ class Fields:
         return next((name for name in names if self.data.get(name) is not None), names[0])
 
     def whole(self, name: str, default: Any = ...) -> int:
-        """Whole number, 0 or more."""
+        """Value of a field, checked to be a whole number of at least 0."""
         value = self.take(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise not_accepted(f"{self.source}: {name}", value, "a whole number")
         return value
 
     def setting(self, name: str, default: Any) -> bool | int | str:
-        """Value of a field that changes operators; of other numbers, whether it is set."""
+        """Value of a flag, integer or text that changes operators, or whether another is set."""
         value = self.take(name, default)
         return value if isinstance(value, bool | int | str) else bool(value)
 
     def sizes(self, names: Mapping[str, str], known: Mapping[str, Any]) -> dict[str, Any]:
-        """Whole numbers, as an entry lists them; a default may be the name of another field."""
+        """Whole numbers that an entry of the data file lists; defaults may name other fields."""
         sizes: dict[str, Any] = {}
         for field, line in names.items():
             spellings, given, text = (part.strip() for part in line.partition("="))
@@ -117,7 +117,7 @@ class Fields:
             )
 
     def activation(self, name: str, default: Any = ...) -> str:
-        """Name of a non-linearity."""
+        """Return the non-linearity that a field names."""
         return self.named_activation(name, self.take(name, default))
 
     def named_activation(self, name: str, value: Any, shown: Any = None) -> str:
@@ -160,7 +160,7 @@ class Fields:
         return {"window": window, "full_attention_layers": tuple(full)}
 
     def no_windows(self) -> None:
-        """Refuse a window that the architecture does not have."""
+        """Refuse a configuration that limits attention to a window shorter than the context."""
         window, longest = self.take("sliding_window", None), self.take("max_position_embeddings", 0)
         if window is not None and self.take("use_sliding_window", True) and window < longest:
             raise InvalidInputError(
@@ -196,7 +196,7 @@ def architecture(name: str) -> Mapping[str, Any]:
     own = dict(_data("hf_architectures.yaml")[name])
     base = architecture(own.pop("like")) if "like" in own else {}
     unused = {*base.get("unused", ()), *own.get("unused", ())}
-    for section in ("sizes", "flags"):  # overrides may read another field of the configuration
+    for section in ("sizes", "flags"):  # overrides may read a field of another name
         for field in own.get(section, {}).keys() & base.get(section, {}).keys():
             unused.update(base[section][field].partition("=")[0].split())
     merged = {s: {**base.get(s, {}), **own.get(s, {})} for s in _SECTIONS.split()}
@@ -240,7 +240,7 @@ def _read(f: Fields, entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 Finish = Callable[[Fields, dict[str, Any]], dict[str, Any]]
-"""Function of a configuration and the fields that were read; returns those it changes."""
+"""Takes a configuration and the model's fields read so far; returns fields to change or add."""
 
 
 def _gemma(f: Fields, _: Any) -> dict[str, Any]:
@@ -302,8 +302,8 @@ def _qwen_moe(f: Fields, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _routing(f: Fields) -> dict[str, Any]:
-    """How a router of fine-grained experts scores and groups them."""
-    balanced = f.data["model_type"] != "deepseek_v2"  # as in DeepSeek-V3
+    """Return how the router of fine-grained experts scores and groups experts."""
+    balanced = f.data["model_type"] != "deepseek_v2"  # routes as DeepSeek-V3 does
     groups = f.whole("n_group", 1)
     return {
         "scores": f.take("scoring_func", "sigmoid" if balanced else "softmax"),
@@ -390,7 +390,7 @@ _FINISH: dict[str, Finish] = {
 
 
 def _rotary(f: Fields) -> dict[str, Any]:
-    """Return the angles of a rotary embedding, where they are not those of most models."""
+    """Return the angles of a rotary embedding, where they are not the defaults of its record."""
     scaling = f.take("rope_scaling", None) or f.take("rope_parameters", None)
     scaling = scaling if isinstance(scaling, Mapping) else {}
     given = {
@@ -523,7 +523,7 @@ LONGEST = 4096
 def _positions(
     data: Mapping[str, Any], entry: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return which part of a head is rotated, and which layers are not."""
+    """Return the width of the rotated part of a head, or the layers without rotation."""
     if "unrotated" in entry:
         listed = data.get("no_rope_layers") or ()
         step = data.get("no_rope_layer_interval") or entry["unrotated"]

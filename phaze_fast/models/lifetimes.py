@@ -5,7 +5,7 @@ reads it, or the end of a module that it was passed to; autograd holds what it s
 gradients that enter a node, until the node that reads them last has run; gradients of parameters
 stay until the optimiser's step. Outputs of the module other than the loss are not held.
 Sums of gradients, and gradients written into zeros by index, are in place unless a later operator
-reads the first of them, although a recording by a dispatch mode shows a new tensor
+reads their first operand, although a recording by a dispatch mode shows a new tensor
 (torch/csrc/autograd/input_buffer.cpp).
 """
 
@@ -27,13 +27,13 @@ class Lifetime:
 
     storage: int
     born: int
-    """Operator that allocates it; -1: it exists before the step."""
+    """Operator that allocates the storage; -1: it exists before the step."""
     dies: int
-    """Last operator during which it is allocated; the number of operators: not in this step."""
+    """Last operator before it is freed; the number of operators: it outlives the step."""
     sizes: tuple[int, int]
-    """Bytes of the two recordings."""
+    """Bytes in each of the two recordings."""
     gradient: bool = False
-    """Whether it is the gradient of a parameter."""
+    """Whether the storage holds the gradient of a parameter."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Peak:
 
 
 def _node_ends(calls: Sequence[Call], sums: frozenset[int]) -> list[int]:
-    """Last operator of the autograd node of each operator; itself in the forward pass."""
+    """Last operator of each backward operator's autograd node; a forward operator itself."""
     ends = list(range(len(calls)))
     for at in range(len(calls) - 2, -1, -1):
         after = calls[at + 1]
@@ -78,7 +78,7 @@ def _gradient_sums(calls: Sequence[Call]) -> tuple[frozenset[int], dict[int, int
 
 
 class _Uses:
-    """Births and deaths of storages, gathered operator by operator."""
+    """When storages are allocated (`born`) and freed (`dies`), gathered operator by operator."""
 
     def __init__(self, recording: Any, larger: Any) -> None:
         self.calls: Sequence[Call] = recording.calls
@@ -106,7 +106,7 @@ class _Uses:
             if all(a.storage != out.storage for out in call.writes)  # not in place
         }
         for at, (call, other) in enumerate(zip(self.calls, larger.calls, strict=True)):
-            # more samples may be more parts of one tensor, joined again
+            # a recording of more samples may join more parts of one tensor
             for array, more in zip(call.reads, other.reads, strict=False):
                 self._use(at, array, more, self._held_until(at, array))
             for array, more in zip(call.writes, other.writes, strict=True):
@@ -116,7 +116,7 @@ class _Uses:
                 self._use(-1, one.array, two.array, len(self.calls))
 
     def own(self, storage: int) -> int:
-        """Return the storage itself, or the one that a sum in place writes."""
+        """Return the storage, or for the result of an in-place sum the one it overwrites."""
         return self._shared.get(storage, storage)
 
     def _use(self, at: int, array: Array, more: Array, until: int) -> None:
@@ -192,7 +192,7 @@ def largest_at_some_count(points: Iterable[tuple[float, float]]) -> list[tuple[f
 
 
 class _Totals:
-    """Bytes allocated as operators run, by what they count for; two columns: both recordings."""
+    """Bytes allocated now: temporary, saved or gradients of each layer, in both recordings."""
 
     def __init__(self, layers: int) -> None:
         self.temporary = np.zeros(2)
@@ -208,7 +208,7 @@ class _Totals:
             self.saved[layer] += size
 
     def of(self, layer: int) -> tuple[float, float]:
-        """Bytes per sample and constant bytes that count for a layer whose operator runs."""
+        """Bytes per sample, and constant bytes, allocated for a layer while its operator runs."""
         two, four = self.temporary + self.saved[layer:].sum(0) + self.gradients[layer]
         slope = (four - two) / 2.0
         return float(slope), float(two - 2.0 * slope)
@@ -221,7 +221,7 @@ def peaks_by_layer(
     layers: int,
     backward: Callable[[int], bool],
 ) -> list[list[Peak]]:
-    """Find the instants of each layer, in each pass, that are its peak at some number of samples.
+    """Find each layer's instants of peak memory, in each pass, at some number of samples.
 
     Parameters
     ----------

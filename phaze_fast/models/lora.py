@@ -35,7 +35,7 @@ def _projections() -> list[str]:
 
 @cache
 def _named() -> dict[str, tuple[str, ...]]:
-    """Return the projections of every name that a module or a user gives them."""
+    """Return the projections that each name stands for, given by a module or a user."""
     aliases: dict[str, str] = package_data(__package__, "lora.yaml")
     names = {word: (name,) for name, text in aliases.items() for word in (name, *text.split())}
     return {**names, **_BOTH}
@@ -58,7 +58,7 @@ class Lora(Record):
     kv-up of latent attention; experts for those of routed experts. Names of HuggingFace modules
     are accepted. Feed-forward names mean dense layers and shared experts."""
     alpha: Quantity | None = None
-    """Factor of an adapter's output times the rank; it affects no time and no memory."""
+    """An adapter's output is scaled by alpha / rank, which affects no time and no memory."""
     dropout: Annotated[Quantity, Field(lt=1)] = 0.0
     """Probability of dropout on the input of each adapter; if not 0, each stores its input and a
     mask."""
@@ -97,7 +97,7 @@ class Lora(Record):
         known
             Names of the projections that a model has.
         fused
-            Those of them that hold several projections in one matrix: ``qkv``, ``gate-up``.
+            Those of `known` that hold several projections in one matrix: ``qkv``, ``gate-up``.
 
         Raises
         ------

@@ -26,9 +26,9 @@ from phaze_fast.models.tape import (
 )
 
 Formula = Callable[[], Tensor]
-"""Gradient of an input, to be computed where it is wanted."""
+"""Computes the gradient of an input; called only if that gradient is wanted."""
 _Needs = Sequence[tuple[int, Tensor]]
-"""Tensors to save: number of the input whose gradient needs it, and the tensor."""
+"""Tensors to save, each with the position of the input whose gradient needs it."""
 
 
 def _joined(node: Node | None, outs: Sequence[Tensor], backward: Callable[..., Any]) -> None:
@@ -55,14 +55,14 @@ def _run(
     Parameters
     ----------
     inputs, out, others
-        Its differentiable inputs, its first result and further ones.
+        Differentiable inputs of the operator, its first result and its further results.
     backward
-        Gradients of the inputs, given that of the first result; or by position, some of them as
-        formulas, of which those that are wanted run, in this order.
+        Returns the gradients of the inputs, given that of the first result: a list, or a mapping by
+        position, in which formulas of wanted gradients run in order.
     reads
-        Tensors it reads, if they are not the inputs.
+        Tensors that the operator reads, if they are not the inputs.
     needs, keeps
-        Tensors saved before it runs, and results saved after.
+        Tensors that are saved before the operator runs, and results that are saved after it.
     """
     tape = out.tape
     node = tape.node(inputs, 1 + len(others))
@@ -124,7 +124,7 @@ def view(x: Tensor, *shape: int) -> Tensor:
 
 
 def reshape(x: Tensor, *shape: int) -> Tensor:
-    """View of another shape, or a copy where a view has no strides."""
+    """View of another shape, or a copy where no strides give such a view."""
     sizes = _sized(x, shape)
     if viewed_strides(x.shape, x.strides, sizes) is None:
         x = clone(x, contiguous_strides(x.shape))
@@ -255,7 +255,7 @@ def clone(x: Tensor, strides: Shape | None = None) -> Tensor:
 
 
 def to(x: Tensor, dtype: str) -> Tensor:
-    """Cast to a number format; the tensor itself if it has it."""
+    """Cast to a number format; return the tensor itself if it has that format."""
     if x.dtype == dtype:
         return x
     return _run("_to_copy", [x], x.alike(dtype), lambda g: [g])  # the gradient is cast back
@@ -276,7 +276,7 @@ def stack(parts: Sequence[Tensor]) -> Tensor:
 
 
 def embedding(table: Tensor, ids: Tensor) -> Tensor:
-    """Rows of a table."""
+    """Rows of a table, looked up by id."""
 
     def backward(g: Tensor) -> list[Tensor]:
         gradient = table.new(*table.shape)
@@ -311,7 +311,7 @@ def _times(one: Tensor, *others: Tensor, name: str = "mul") -> Tensor:
 
 
 def mul(a: Operand, b: Operand) -> Tensor:
-    """Product."""
+    """Element-wise product."""
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return _pointwise("mul", "mul", "", *_tensors(a, b))
     return _run(
@@ -321,7 +321,7 @@ def mul(a: Operand, b: Operand) -> Tensor:
 
 
 def add(a: Operand, b: Operand, *, name: str = "add", inplace: bool = False) -> Tensor:
-    """Sum."""
+    """Element-wise sum."""
     tensors = _tensors(a, b)
     out = tensors[0].overwritten() if inplace else _result(*tensors)
     return _run(name, tensors, out, lambda g: [g] * len(tensors))
@@ -341,7 +341,7 @@ def _of_divisor(g: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def div(a: Tensor, b: Operand) -> Tensor:
-    """Quotient."""
+    """Element-wise quotient."""
     if not isinstance(b, Tensor):
         return _pointwise("div", "div", "", a)
     return _run(
@@ -371,7 +371,7 @@ def rsqrt(x: Tensor) -> Tensor:
 
 
 def _pointwise(name: str, backward_name: str, kept: str, x: Tensor) -> Tensor:
-    """Element-wise function whose gradient needs its ``result``, its ``input`` or neither."""
+    """Element-wise function whose gradient reads what `kept` names: its result, input or none."""
     out = _result(x)
     read = {"result": [out], "input": [x]}.get(kept, [])
     needs = [(0, x)] if kept == "input" else []
@@ -385,7 +385,7 @@ neg = partial(_pointwise, "neg", "neg", "")
 tanh = partial(_pointwise, "tanh", "tanh_backward", "result")
 sigmoid = partial(_pointwise, "sigmoid", "sigmoid_backward", "result")
 silu = partial(_pointwise, "silu", "silu_backward", "input")
-gelu = partial(_pointwise, "gelu", "gelu_backward", "input")  # as one operator
+gelu = partial(_pointwise, "gelu", "gelu_backward", "input")  # one operator, as in PyTorch
 relu = partial(_pointwise, "relu", "threshold_backward", "result")
 
 
@@ -395,7 +395,7 @@ def clamp(x: Tensor, both: bool = False) -> Tensor:
 
 
 def _inside(x: Tensor, g: Tensor, both: bool) -> Tensor:
-    """Gradient of values inside of their limits."""
+    """Gradient of clamped values: `g` where `x` is within the limits, else zero."""
     tape = x.tape
     above = tape.elementwise("ge", x, dtype="bool") if both else None
     inside = tape.elementwise("le", x, dtype="bool")
@@ -521,7 +521,7 @@ def _mm_right(g: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Product of two matrices plus a bias of its rows."""
+    """Product of two matrices plus a bias that is added to each row."""
     return _run(
         "addmm", [bias, a, b], a.new(a.shape[0], b.shape[1]),
         lambda g: {0: g, 1: lambda: _mm_left(g, a, b), 2: lambda: _mm_right(g, a, b)},
@@ -566,7 +566,7 @@ def bloom_gelu(x: Tensor) -> Tensor:
     node, first = tape.node([x]), len(tape.calls)
     tape.save(node, x)
     out = one(one(x), one(inner(), name="add"))
-    if node is not None:  # all of it belongs to one node
+    if node is not None:  # all operators belong to one autograd node
         own = int(node.sequence)
         tape.calls[first:] = [replace(call, sequence=own) for call in tape.calls[first:]]
     _joined(node, [out], lambda gradients: backward(gradients[0]))
@@ -574,7 +574,7 @@ def bloom_gelu(x: Tensor) -> Tensor:
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Products of the last two dimensions; earlier ones are repeated as needed."""
+    """Matrix products over the last two dimensions; earlier dimensions are broadcast."""
     batch = broadcast(a.shape[:-2], b.shape[:-2])
     count = math.prod(batch)
     rows = [reshape(expand(x, *batch, *x.shape[-2:]), count, *x.shape[-2:]) for x in (a, b)]
@@ -596,7 +596,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def patches(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Convolution of training data, whose filters do not overlap."""
+    """Convolution of images, which need no gradient, with filters that do not overlap."""
     tape, (outs, _, *sides) = x.tape, weight.shape
     places = (size // side for size, side in zip(x.shape[2:], sides, strict=True))
     out = x.new(x.shape[0], outs, *places)
@@ -615,7 +615,7 @@ def patches(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     tape.save(node, x)
     tape.add("convolution", [x, weight], [out], **options)
     tape.add("add", [out, bias], [out])
-    tape.calls[-1] = replace(tape.calls[-1], sequence=-1)  # gradients are the convolution's
+    tape.calls[-1] = replace(tape.calls[-1], sequence=-1)  # the convolution has its node
     _joined(node, [out], backward)
     return out
 
@@ -625,15 +625,15 @@ def attention_in_parts(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, drops: boo
     wide_q, wide_k, wide_v = (to(x, "float32") for x in (q, k, v))
     scores = matmul(mul(wide_q, 1.0), mul(transpose(wide_k, 2, 3), 1.0))
     shares = dropout(safe_softmax(add(scores, bias, inplace=True)), drops)
-    to(shares, q.dtype)  # a second result, which no one reads
+    to(shares, q.dtype)  # PyTorch's second result, which nothing reads
     return to(matmul(shares, wide_v), q.dtype)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, **seen: Any) -> Tensor:
-    """Fused attention as one operator, with the logarithms of its sums.
+    """Fused attention as one operator, which also writes the logarithms of the softmax's sums.
 
     The dimensions of its output lie in memory as those of the queries do. A window is a boolean
-    mask, of which autograd saves a copy in numbers.
+    mask, which is converted to numbers that autograd saves.
     """
     tape, shape = q.tape, (*q.shape[:-1], v.shape[-1])
     order = sorted(range(len(shape)), key=lambda dim: (-q.strides[dim], dim))
@@ -667,7 +667,7 @@ def masked(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 def where(mask: Tensor, x: Tensor, **options: Any) -> Tensor:
-    """Replace what a causal mask hides by a number."""
+    """Replace values that a causal mask hides by a number."""
     number = x.new()
 
     def backward(g: Tensor) -> list[Tensor]:
@@ -810,7 +810,7 @@ def filled(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _written(whole: Tensor, base: Tensor | None, x: Tensor) -> Tensor:
-    """Return the tensor after a part of it was written; its gradient is copied and cut."""
+    """Return `whole` after `x` was written into a part of it; backward copies and cuts `g`."""
     tape, out = whole.tape, whole.overwritten()
 
     def backward(gradients: Gradients) -> list[Tensor | None]:
@@ -840,7 +840,7 @@ def real_view(x: Tensor) -> Tensor:
 
 
 def turned(x: Tensor, turns: Tensor) -> Tensor:
-    """Product of complex numbers; the gradient has the conjugate of the constant."""
+    """Product of complex numbers and constants; the gradient uses their conjugates."""
     return _run(
         "mul", [x], _result(x, turns), lambda g: [_times(g, _zeros(turns))],
         reads=[x, turns], needs=[(0, turns)],

@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-_LONGEST_CHAIN = 100  # operators
-_SMALLER = 4  # a reduction's output is this much smaller than its inputs
-_BIAS = 1.1  # a tensor costs so much more for each operator between it and the backward pass
+_LONGEST_CHAIN = 100  # fusible operators after which a chain is cut
+_SMALLER = 4  # least factor by which a reduction's inputs exceed its output
+_BIAS = 1.1  # factor on a tensor's cost for each operator between it and the backward pass
 
 
 @dataclass(frozen=True)
@@ -30,17 +30,17 @@ class JointGraph:
     bytes: Sequence[float]
     """Bytes of every tensor."""
     inputs: Sequence[tuple[int, ...]]
-    """Tensors that each one is computed from; none: an input of the step."""
+    """Tensors that each tensor is computed from; none: it is an input of the step."""
     readers: Sequence[tuple[int, ...]]
-    """Tensors that are computed from each one."""
+    """Tensors that are computed from each tensor."""
     backward: Sequence[bool]
-    """Whether the backward pass computes it."""
+    """Whether the backward pass computes each tensor."""
     fusible: Sequence[bool]
-    """Whether it is computed element by element or by a reduction, in a generated kernel."""
+    """Whether each tensor is computed in a generated kernel: element by element or reduced."""
     recomputable: Sequence[bool]
-    """Whether the operator that computes it may run again."""
+    """Whether the operator that computes each tensor may run again."""
     free: Sequence[bool]
-    """Whether it is in memory all the time, as parameters are."""
+    """Whether each tensor is in memory all the time, as parameters are."""
 
     def _fused(self, tensor: int, reader: int) -> bool:
         return self.fusible[tensor] and self.fusible[reader]
@@ -122,7 +122,7 @@ class JointGraph:
         return distance
 
     def storage_costs(self) -> list[float]:
-        """Cost of storing each tensor: its bytes, twice those where storing alone writes it."""
+        """Cost of storing each tensor: its biased bytes, doubled if it were else never written."""
         costs = []
         for at, distance in enumerate(self._distances()):
             written = not self.inputs[at] or not all(self._fused(at, r) for r in self.readers[at])
@@ -140,8 +140,9 @@ def cheapest_stores(
 ) -> set[int]:
     """Return the tensors to store at the least total cost, so that the rest can be recomputed.
 
-    Every tensor that the backward pass reads is either stored or computed again from tensors that
-    are. A minimum cut between those that cannot be computed again and those that are read.
+    Every tensor that the backward pass reads is either stored or computed again from stored
+    ones. The stored tensors are a minimum cut between those that cannot be computed again and those
+    that the backward pass reads.
 
     Examples
     --------
@@ -181,7 +182,7 @@ class _Flow:
         self.nodes = nodes
         self._edges: list[list[int]] = [[] for _ in range(nodes)]
         self._to: list[int] = []
-        self._left: list[float] = []  # capacity that is left; edge e ^ 1 is e reversed
+        self._left: list[float] = []  # capacity left by edge; edge e ^ 1 is e reversed
 
     def edge(self, start: int, end: int, capacity: float) -> None:
         """Add an edge."""

@@ -1,7 +1,7 @@
 """Models by preset name or from a file, with their sources.
 
 ``models/data/presets.yaml`` lists the presets; those of HuggingFace models are built from the
-configurations in ``models/data/hf`` by the same code that reads a user's.
+configurations in ``models/data/hf`` by the code that reads a user's configuration.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MEGATRON_BERT: dict[str, Any] = {
 
 
 class _ModelPresets(Presets[Model]):
-    """The entries of one file; some refer to a HuggingFace configuration."""
+    """The presets of ``presets.yaml``; some refer to a HuggingFace configuration."""
 
     @cached_property
     def _entries(self) -> dict[str, dict[str, Any]]:

@@ -37,7 +37,7 @@ _ROUTING = frozenset(_ROUTES.split())
 _ROTATES = frozenset({"cat", "stack", "neg", "view_as_complex", "complex"})
 _CHOICES = frozenset({"topk", "sort", "argsort", "histc", "bincount", "one_hot", "cumsum"})
 ENTERS = -1
-"""Position of the input of a layer."""
+"""Stands for the input of a layer among the positions of operators."""
 
 
 class NotATransformerError(Exception):
@@ -57,7 +57,7 @@ class Norm:
     last: int
     """Operator that produces the normalised rows."""
     above: frozenset[int]
-    """Operators whose outputs it normalises."""
+    """Operators whose outputs the norm normalises."""
     width: int
     function: str
 
@@ -67,9 +67,9 @@ class Attention:
     """Attention, fused or explicit: scores, softmax, and the product with values."""
 
     last: int
-    """Operator that produces its result."""
+    """Operator that produces the result of attention."""
     queries: tuple[int, ...]
-    """Products that produce the queries; likewise below for keys and values."""
+    """Products that produce the queries; likewise `keys` and `values`."""
     keys: tuple[int, ...]
     values: tuple[int, ...]
     heads: int
@@ -184,7 +184,7 @@ class Skeleton:
         return replace(norm, above=self.above(start))
 
     def norm_at(self, labels: frozenset[int]) -> Norm | None:
-        """Return the norm that is the only input of an operator, or None."""
+        """Return the norm that is the only one of `labels` (a result of `above`), or None."""
         return next((n for n in self.norms if labels == {n.last}), None)
 
     # ---- attention ----
@@ -226,7 +226,7 @@ class Skeleton:
         caps = [at for at in between if self.names[at] == "tanh"]
         self._explained |= {softmax, *caps}
         mask = next((self.ops[at] for at in between if self.ops[at].causal), op)
-        # Rows that are masked whole are found by their scores and what is added to them.
+        # A safe softmax also reads the scores and what is added to them: these are no values.
         masked = self._walk(self.ops[softmax].inputs, [scores, *self.gemms])[0]
         values = self._walk(mix.inputs, [softmax, scores, *self.gemms])[0] - masked - {softmax}
         sides = [self.products_above(source) for source in op.inputs[:2]]
@@ -472,8 +472,8 @@ def read_block(layer: GraphLayer, hidden: int) -> dict[str, Any]:
     Returns
     -------
     dict
-        Fields of a `TransformerModel`, and ``cross``, ``window``, ``drops``, ``normed`` (whether
-        queries and keys have norms) and ``buckets`` of a table of relative positions.
+        Fields of a `TransformerModel`, ``cross``, ``rotated``, ``explicit``, ``drops``, ``normed``
+        (whether queries and keys have norms) and ``buckets`` of a table of relative positions.
 
     Raises
     ------
@@ -649,7 +649,7 @@ def _common(blocks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _stacks(graph: GraphModel, hidden: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Fields of every block of the encoder, if there is one, and of the others."""
+    """Fields of every block of the encoder (none without one), and of every other block."""
     read: dict[int, dict[str, Any] | None] = {}
     order = graph.order[1:-1]
     for at in dict.fromkeys(order):
@@ -691,7 +691,7 @@ def _attended(decoder: list[dict[str, Any]], encoder: list[dict[str, Any]]) -> d
 
 
 def _fields(graph: GraphModel) -> tuple[dict[str, Any], dict[str, list[Any]], bool]:
-    """Return the known fields, choices of the others, and whether attention is explicit."""
+    """Return the known fields, values to try for others, and whether attention is explicit."""
     if graph.trained_parameters() < graph.parameters():
         raise NotATransformerError("frozen parameters, which have no gradients")
     _refuse_if(len(graph.order) < 3, "no repeated layers")

@@ -1,7 +1,7 @@
 """A training step written down without PyTorch: tensors with shapes and no data, and autograd.
 
-Code that is written with these tensors as a module's code is with PyTorch's records the operators
-that PyTorch runs below autograd, forward and backward, in the same order, and the tensors that
+Code written with these tensors, as a module's code is written with PyTorch's, records the operators
+that PyTorch runs below autograd, forward and backward, in PyTorch's order, and the tensors that
 autograd saves: what `phaze_fast.models.torch_recorder` records of the module itself. Strides are
 tracked, because they decide which reshapes copy.
 """
@@ -18,7 +18,7 @@ from phaze_fast.models.lora import Lora
 from phaze_fast.models.recording import MASK, NEED_CONTIGUOUS, Array, Recording, mask_load
 
 ITEM_BYTES = {"bool": 1, "int32": 4, "int64": 8, "bfloat16": 2, "float32": 4, "complex64": 8}
-"""Bytes of an element by number format; a result has the later format of its operands."""
+"""Bytes of an element by number format; a result has its operands' last one in this order."""
 _ORDER = tuple(ITEM_BYTES)
 
 Shape = tuple[int, ...]
@@ -39,7 +39,7 @@ class Storage:
 
 
 def contiguous_strides(shape: Sequence[int]) -> Shape:
-    """Strides of rows that follow each other."""
+    """Strides of a contiguous tensor of a shape."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
@@ -149,7 +149,7 @@ class Tensor:
         return Tensor(self.tape, shape, dtype or self.dtype, strides)
 
     def alike(self, dtype: str = "") -> Tensor:
-        """Return another tensor of its shape, with its dimensions in their order."""
+        """Return another tensor of this shape, with its dimensions in the same order in memory."""
         strides = elementwise_strides(self.shape, [self])
         return self.new(*self.shape, dtype=dtype, strides=strides)
 
@@ -188,13 +188,13 @@ class Node:
 
 
 class _NoChance:
-    """Random numbers that control flow depends on: a tape has none."""
+    """Stands for a recorder's `Constants`: control flow of a tape uses no random numbers."""
 
     random_lines: ClassVar[tuple[str, ...]] = ()
 
 
 class Tape(Recording):
-    """A recorded step: the attributes that `layered` reads of a recording."""
+    """A step recorded without PyTorch, with the attributes that `layered` reads."""
 
     constants = _NoChance()
 
@@ -211,7 +211,7 @@ class Tape(Recording):
     def module(self, name: str) -> Iterator[None]:
         """Run a child of the running module; `name` may be a path of several children.
 
-        A module that is no child of any has no name.
+        A module that is no child of another one has an empty name.
         """
         parent = self._path[-1][1] if self._path else ""
         path = f"{parent}.{name}".lstrip(".") if name else ""
@@ -230,7 +230,7 @@ class Tape(Recording):
         self.modules[parent] = (kind, (*children, child))
 
     def parameter(self, *shape: int, adapter: bool = False) -> Tensor:
-        """Return a weight in bf16; where there are adapters, others are frozen."""
+        """Return a weight in bf16; with LoRA, all weights but adapters are frozen."""
         weight = Tensor(self, shape, "bfloat16")
         if self.lora is None or adapter:
             weight.node = Node(math.inf, ())
@@ -240,13 +240,13 @@ class Tape(Recording):
         return weight
 
     def constant(self, *shape: int, dtype: str = "bfloat16") -> Tensor:
-        """Return values that depend on no weight: token ids, positions, masks."""
+        """Return a tensor that depends on no weight, such as token ids, positions or masks."""
         return Tensor(self, shape, dtype)
 
     def input(
         self, shape: Shape, dtype: str = "bfloat16", strides: Shape = (), data: bool = False
     ) -> Tensor:
-        """Return values that are given, and have a gradient unless they are training data."""
+        """Return an input of the step, which has a gradient unless it is training data."""
         tensor = Tensor(self, shape, dtype, strides or None)
         tensor.node = None if data else Node(math.inf, ())
         self._writer[tensor.storage.key] = -1
@@ -312,7 +312,7 @@ class Tape(Recording):
     def run_backward(self, loss: Tensor) -> dict[Node, Tensor]:
         """Run the graph of autograd backward: the node that was created last runs first.
 
-        Returns the gradients of the result and of the leaves.
+        Returns the gradients of `loss` and of the leaves.
         """
         self.backward = True
         if loss.node is None:
@@ -357,7 +357,7 @@ class Tape(Recording):
         return counts
 
     def _valid(self, node: Node, gradients: Gradients) -> list[Tensor | None]:
-        """Run a node; results that are wanted get the shapes and formats of its inputs."""
+        """Return the gradients of a node's inputs that are wanted, in their shapes and formats."""
         if all(gradient is None for gradient in gradients):
             return [None] * len(node.edges)
         results: list[Tensor | None] = []

@@ -7,8 +7,8 @@ one kind. Two recordings, of 2 and of 4 samples, show which sizes grow with the 
 Tensor-parallel devices split pairs of products as Megatron-LM does, the first by columns and the
 second by rows, if the region between them is closed: its tensors have no other reader, it has no
 other input, and no operator in it reduces over the split columns. Logits are split by the
-vocabulary up to the loss, and so is the token embedding table. Experts computed as grouped products
-are split likewise, each of them.
+vocabulary up to the loss, and so is the token embedding table. Each expert computed in grouped
+products is split like any pair of products.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from phaze_fast.tables import needed, picked
 
 
 _REDUCTIONS = ("mean", "sum", "amax", "var", "norm", "max", "var_mean", "linalg_vector_norm")
-_WIDEST_NUMBER = 8  # bytes
+_WIDEST_NUMBER = 8  # bytes of a 64-bit integer
 _NO_PAIR = "no pair of products whose weights could be split by columns and by rows"
 
 
@@ -442,7 +442,7 @@ class _Memory:
 
 
 def _local(positions: Sequence[int], trace: _Trace, at: int) -> tuple[int, ...]:
-    """Return the inputs of an operator by their positions in its layer's pass."""
+    """Return the inputs of an operator as positions in the pass of its layer; -1: outside."""
     place = {global_at: local for local, global_at in enumerate(positions)}
     sources = trace.small.calls[at].sources
     inputs = dict.fromkeys(place.get(source, -1) for source in sources)
@@ -577,7 +577,7 @@ def layered(name: str, small: Any, large: Any, modules: Children, seq: int) -> G
             field: max(getattr(layer, field) for _, layer in members)
             for field in ("input_bytes", "output_bytes")
         }
-        peaks = max(  # with as many samples as the larger recording has
+        peaks = max(  # those of the layer that needs the most bytes for 4 samples
             (layer for _, layer in members),
             key=lambda layer: max(
                 (peak_bytes(layer, peak, 4) for peak in layer.peaks), default=0.0

@@ -138,7 +138,7 @@ class Constants:
         return self._of(tensor).item()
 
     def mask(self, tensor: Any, either: bool = False) -> dict[str, Any]:
-        """Return whether a mask of scores is causal, and its window.
+        """Return whether a mask of scores is causal, and its window in keys; empty if not causal.
 
         With `either`, a boolean mask may mark the masked keys instead of the visible ones.
         """
@@ -162,7 +162,7 @@ class Constants:
 
 
 def _pattern(plane: Any) -> dict[str, Any]:
-    """Return whether a square mask is causal, and how many keys the last query of a window sees."""
+    """Return whether a square mask is causal, and its window in keys (0 if it has none)."""
     keys, shown = plane.shape[0], plane.to(torch.uint8)
     counts, order = shown.sum(1), torch.arange(plane.shape[0])
     seen = int(counts[-1])
@@ -181,7 +181,7 @@ def _pattern(plane: Any) -> dict[str, Any]:
 
 
 def _laid_out_like(q: Any, width: int) -> Any:
-    """Return an array of the rows of `q` whose dimensions lie in memory as those of `q` do."""
+    """Return an array like `q` with rows of `width`, its dimensions ordered in memory as in `q`."""
     shape = (*q.shape[:-1], width)
     order = sorted(range(q.dim()), key=lambda dim: (-q.stride(dim), dim))
     out = q.new_empty([shape[dim] for dim in order])
@@ -198,7 +198,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     def forward(
         ctx: Any, q: Any, k: Any, v: Any, bias: Any, mask: Any, seen: Any, recorder: Any
     ) -> Any:
-        """Record the operator."""
+        """Record the forward operator."""
         out = _laid_out_like(q, v.shape[-1])
         sums = q.new_empty(q.shape[:-1], dtype=torch.float32)
         ctx.save_for_backward(q, k, v, out, sums, mask)
@@ -212,7 +212,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        """Record its gradient."""
+        """Record the gradient operator."""
         q, k, v, out, sums, mask = ctx.saved_tensors
         gradients = [torch.empty_like(x) for x in (q, k, v)]
         if ctx.bias_shape is not None:
@@ -244,7 +244,7 @@ def _attend_in_parts(q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: 
     shares = torch._safe_softmax(scores, -1)
     if dropout:
         shares = torch.native_dropout(shares, dropout, True)[0]
-    shares.to(q.dtype)  # a second result, which no one reads
+    shares.to(q.dtype)  # PyTorch's second result, which nothing reads
     return torch.matmul(shares, wide_v).to(q.dtype)
 
 
@@ -263,7 +263,7 @@ class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         self.recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Replace fused attention by one operator."""
+        """Replace fused attention, dropout and recurrent layers by operators of their own."""
         kwargs = kwargs or {}
         if func is _ATTENTION:
             return self._attend(*args, **kwargs)
@@ -298,14 +298,14 @@ class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         mask, dropout = options.get("attn_mask"), options.get("dropout_p") or 0.0
         causal = bool(options.get("is_causal"))
         arrays = [x for x in (query, key, value, mask) if x is not None and x.shape[-1] > 1]
-        if any(x.stride(-1) != 1 for x in arrays):  # fused kernels read rows that lie together
+        if any(x.stride(-1) != 1 for x in arrays):  # fused kernels need contiguous rows
             return _attend_in_parts(query, key, value, mask, dropout, causal)
         seen = {"causal": causal, "dropout": bool(dropout), "masked": mask is not None}
         seen["expands_mask"] = mask is None and not causal and self.recorder.expands_mask()
         if mask is not None:
             seen |= self.recorder.constants.mask(mask)
         bias = mask if mask is not None and mask.requires_grad else None
-        windowed = None  # a boolean mask becomes one of numbers
+        windowed = None  # copy of a windowed boolean mask in numbers
         if mask is not None and seen.get("window"):
             windowed = mask.new_empty(mask.shape, dtype=query.dtype)
         return _Attention.apply(  # type: ignore[no-untyped-call, unused-ignore]
@@ -408,7 +408,7 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def _by_channels(x: Any, weights: Any) -> bool:
-    """Whether PyTorch runs a convolution with channels last: as its input or its weights are."""
+    """Whether PyTorch runs a convolution with channels last: if its input or its weights are so."""
     return any(
         array.dim() in _CHANNELS_LAST and array.stride(1) == 1 and not array.is_contiguous()
         for array in (x, weights)
@@ -416,7 +416,7 @@ def _by_channels(x: Any, weights: Any) -> bool:
 
 
 def _last(array: Any) -> Any:
-    """Return an array like a result of a convolution, with its channels last."""
+    """Return an empty array like a result of a convolution, with channels last."""
     if array is None or array.dim() not in _CHANNELS_LAST:
         return array
     return torch.empty_like(array, memory_format=_CHANNELS_LAST[array.dim()])
@@ -488,7 +488,7 @@ class Recorder(Recording, TorchDispatchMode):  # type: ignore[misc, no-untyped-c
         self.freed[number] = len(self.calls)
 
     def arrays(self, values: Any) -> list[Array]:
-        """Record the tensors among values."""
+        """Return the tensors among values as arrays, in order."""
         arrays = []
         for value in values:
             if isinstance(value, torch.Tensor):
@@ -618,7 +618,7 @@ class Recorder(Recording, TorchDispatchMode):  # type: ignore[misc, no-untyped-c
         self.add("convolution", reads, written, options)
         if args[2] is not None:
             self.add("add", written + self.arrays(args[2:3]), written, {})
-            self.calls[-1] = replace(self.calls[-1], sequence=-1)  # gradients are the convolution's
+            self.calls[-1] = replace(self.calls[-1], sequence=-1)  # the convolution has its node
 
     def _convolution_gradients(self, args: Any, out: Any) -> None:
         """Record the gradients of a convolution's input, weights and bias as separate operators."""
@@ -654,7 +654,7 @@ class Recorder(Recording, TorchDispatchMode):  # type: ignore[misc, no-untyped-c
         self.note(name, reads, writes, options, sequence, "" if self.backward else _calling_line())
 
     def expands_mask(self) -> bool:
-        """Whether the running code, of transformers, makes a mask of an encoder if compiled."""
+        """Whether the running module is one of transformers that, if compiled, expands a mask."""
         return bool(self._path) and self._path[-1][1] in self._masking
 
     def load_mask(self, mask: Any, heads: Any, passes: int = 0) -> None:

@@ -1,6 +1,6 @@
 """LSTMs and GRUs as a GPU's library runs them: one input product, then one step after another.
 
-On the meta device PyTorch would run every step as a row of operators, some in place; cuDNN has one
+On the meta device PyTorch would run every step as several operators, some in place; cuDNN has one
 product and one element-wise kernel for each step, and one product for the gradient of the weights.
 """
 

@@ -38,11 +38,11 @@ class MixtureOfExperts(Record):
     shared_experts: _Any = 0
     """Experts of the same width that every token visits; they run as one."""
     shared_ffn: Side | None = None
-    """Width of the shared experts together, if it is not a multiple of `ffn`."""
+    """Width of the shared experts together; by default `shared_experts` times `expert_ffn`."""
     shared_gate: bool = False
     """Whether the output of the shared experts is scaled by a gate per token."""
     router_bias: bool = False
-    """Bias of the router."""
+    """Whether the router has a bias."""
     scores: Literal["softmax", "sigmoid"] = "softmax"
     """How the router scores experts; like the next five fields it changes no operator's size."""
     scores_normalised: bool = True
@@ -60,13 +60,13 @@ class MixtureOfExperts(Record):
     dense_layers: _Any = 0
     """Number of leading layers with the dense feed-forward of width `ffn`."""
     dense_at: tuple[_Any, ...] = ()
-    """Other layers with the dense feed-forward, by position from 0."""
+    """Further layers with the dense feed-forward, by position from 0."""
     moves: Annotated[int, Field(strict=True, ge=0, le=2)] = 0
     """Number of separate kernels that reorder rows before the experts: by target device (1), and
     also by expert on arrival (2); each is undone after the experts."""
     tile_rows: Annotated[int, Field(strict=True, ge=0, le=1048576)] = 0
     """Rows of a tile of the grouped products: a tile with rows of two experts is computed for both,
-    so that each expert takes about one tile more than it has rows for; 0 where they are equal."""
+    so that each expert computes about one tile more than it has rows for; 0: no more than these."""
     sent_once: bool = False
     """Whether a token is sent once per node, or once per device within its own node, for all of its
     experts there; else once per expert."""
@@ -149,9 +149,9 @@ class RotaryEmbedding(Record):
     scaling: str = "none"
     """How angles are stretched for long sequences: none, linear, llama3, yarn and others."""
     factor: Annotated[Quantity, Field(gt=0)] = 1.0
-    """By how much they are stretched."""
+    """Factor by which the angles are stretched."""
     original_positions: Count | None = None
-    """Positions that the angles are stretched from."""
+    """Number of positions before the angles are stretched."""
 
 
 class Patches(Record):
@@ -169,12 +169,12 @@ class Patches(Record):
 class Module(Record):
     """The module of transformers that runs a model, where its operators depend on more than sizes.
 
-    Software with fused kernels does not depend on it.
+    Software profiles with fused kernels ignore it.
     """
 
     what: ClassVar[str] = "module"
     family: str = Field(min_length=1)
-    """``model_type`` of its configuration."""
+    """``model_type`` of the module's configuration."""
     activation: str = "gelu"
     """Name of the activation in the configuration, such as ``gelu_new``."""
     dropouts: tuple[str, ...] = ()
@@ -184,7 +184,7 @@ class Module(Record):
     unrotated: tuple[_Any, ...] = ()
     """Layers, by position from 0, whose queries and keys are not rotated."""
     settings: FrozenDict[str, bool | int | str] = FrozenDict()
-    """Other fields of the configuration that its operators depend on."""
+    """Other fields of the configuration on which the module's operators depend."""
 
 
 Activation = Literal["gelu", "relu", "silu"]
@@ -224,7 +224,7 @@ class TransformerModel(Record):
     causal: bool = True
     """Whether a token attends only to earlier tokens (in the decoder of an encoder-decoder)."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
-    """Normalisation; a layernorm has a bias and a gain."""
+    """Kind of the norms."""
     norm_bias: bool = True
     """Whether a layernorm has a bias; an RMS norm has none."""
     norm_gain: bool = True
@@ -246,11 +246,11 @@ class TransformerModel(Record):
     positions: Literal["learned", "rotary", "relative", "alibi", "none"] = "learned"
     """Position encoding."""
     rotary: RotaryEmbedding | None = None
-    """Angles of the rotary embedding; none = those that its defaults give."""
+    """Angles of the rotary embedding; none = the defaults of `RotaryEmbedding`."""
     max_positions: Count | None = None
     """Rows of the learned position table as allocated."""
     relative_buckets: Count | None = None
-    """Rows of the relative bias table, one per stack, a column per head."""
+    """Rows of the table of relative biases, of which each stack has one, with a column per head."""
     token_types: Annotated[int, Field(strict=True, ge=0)] = 0
     """Rows of the segment embedding."""
     embedding_norm: bool = False
@@ -258,11 +258,11 @@ class TransformerModel(Record):
     patches: Patches | None = None
     """How an image becomes tokens; absent in language models."""
     qkv_bias: bool = True
-    """Bias of the query, key and value projections."""
+    """Whether the query, key and value projections have a bias."""
     out_bias: bool = True
-    """Bias of the attention's output projection."""
+    """Whether the attention's output projection has a bias."""
     ffn_bias: bool = True
-    """Bias of the feed-forward projections."""
+    """Whether the feed-forward projections have a bias."""
     qk_norm: Literal["no", "head", "width"] = "no"
     """Norms of queries and keys: one gain for all heads, or one as wide as all heads together."""
     sinks: bool = False
@@ -297,7 +297,7 @@ class TransformerModel(Record):
     """Whether rows of the embedding are looked up by a product with one-hot vectors."""
     gathers_copied: bool = False
     """Whether tensors that tensor-parallel devices gather, or reduce and scatter, along sequences
-    are copied once for that."""
+    are copied once for the collective."""
     softmax_multiple: Count = 1
     """Number of (sequence, head) pairs per block of explicit attention's fused softmax; if a
     device's pairs are not a multiple of it, softmax is computed operator by operator in fp32."""
@@ -336,7 +336,7 @@ class TransformerModel(Record):
     published_parameters: Annotated[int, Field(strict=True, ge=1)] | None = None
     """Published parameter count, if any; unpublished digits are zero."""
     published_digits: Annotated[int, Field(strict=True, ge=1)] | None = None
-    """Number of published leading digits of that count; none = all."""
+    """Number of published leading digits of `published_parameters`; none = all."""
     sources: tuple[str, ...] = ()
     """Where the figures come from."""
     notes: str = ""
@@ -552,7 +552,7 @@ class TransformerModel(Record):
         if latent is None:
             biases = self.qkv_bias * (self.query_width + 2 * self.kv_width)
             return total + biases + self.qk_norm_parameters
-        rank = latent.query_rank or 0  # each latent vector has a norm, and its projection a bias
+        rank = latent.query_rank or 0  # latent vectors have a norm, their projections a bias
         total += latent.kv_rank + rank
         return total + self.qkv_bias * (latent.kv_rank + latent.rotary_width + rank)
 

@@ -2,8 +2,8 @@
 
 Each real chip is compared with a space of similar chips: cores, array sides, vector cores, buffer,
 HBM stacks and links are halved and doubled, area is at most that of the real chip (both modelled
-with every area term), and clocks are lowered to its modelled power. Published runs are planned on
-the real chip.
+with every area term), and clocks are lowered until the modelled power is at most that of the real
+chip. Published runs are planned on the real chip.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ FEATURES = {
     "hbm_bytes_per_flop": "HBM/FLOP",
     "link_bytes_per_s": "links",
 }
-"""Features that the search chooses, whose changes between generations are compared; their names."""
+"""Features of chips whose changes between generations are compared, and their names in tables."""
 _SIGN = 0.02
-"""Smaller relative changes count as none."""
+"""Relative changes of features up to this size count as none."""
 
 
 _data = partial(package_data, __package__, "generations.yaml")
@@ -127,7 +127,7 @@ def generation_space(chip: Accelerator) -> ArchitectureSpace:
 
 
 def _features(chip: Accelerator) -> dict[str, float]:
-    """Compute the features of a chip."""
+    """Return the features of a chip: those of `FEATURES`, and its clock."""
     tensor, hbm, links = chip.tensor_core, chip.hbm, chip.links
     rate = hbm.bandwidth_bytes_per_s if hbm is not None else 0.0
     return {

@@ -41,7 +41,7 @@ BASELINES = ("none", "tpuv4", "all")
 was built), or all."""
 
 Baselines = str | Accelerator | Sequence[str | Accelerator]
-"""Names of `BASELINES`, chips, and names or files of chips; texts may hold several, with commas."""
+"""Names of `BASELINES`, chips, names of chips or their files; a text may join several by commas."""
 
 Say = Callable[[str], None]
 
@@ -140,7 +140,7 @@ def baselines_of(
     Parameters
     ----------
     problems, space, weights
-        The problem of the search.
+        Problems, space and weights of the models, as in the search.
     outcome
         Outcome of the search: the baselines get as many evaluations, and as many seconds.
     which
@@ -148,7 +148,7 @@ def baselines_of(
     threads
         At most this many.
     seed
-        Of random and Bayesian search.
+        Seed of random and Bayesian search.
     say
         Called with a line on the progress.
     """
@@ -176,7 +176,7 @@ def baselines_of(
 
 
 def _at(baseline: Baseline, name: str, evaluations: float, seconds: float) -> Baseline:
-    """Describe a run of a method after so many chips, or so many seconds."""
+    """Return a baseline as it was after `evaluations` chips or `seconds`, under a new `name`."""
     score = baseline.best_by(evaluations, seconds)
     known = [h for h in baseline.history if h[0] <= evaluations and h[1] <= seconds]
     looked, spent = (known[-1][0], known[-1][1]) if known else (0, 0.0)
@@ -231,15 +231,15 @@ _CAUSES = {
     "vector units": ("vector_core",),
     "buffer": ("buffer",),
 }
-"""Parts of a chip that are exchanged one after another; what is left comes last."""
+"""Parts of a chip by cause, exchanged in this order; all other parts are exchanged last."""
 
 
 def gain_by_cause(problem: SearchProblem, chip: Accelerator, time_s: float) -> list[dict[str, Any]]:
     """Split the gain of a chip over TPU v4 as built into causes.
 
-    From TPU v4 with the best Megatron-style plan on, one part at a time becomes that of the chip:
-    first the plan, then the parts of the hardware. Each is on top of those before, so the order
-    matters; the product of all gains is the whole gain.
+    The first row is TPU v4 with the best Megatron-style plan. Then the plan becomes the best one,
+    and after it one part of the hardware at a time becomes that of `chip`. Changes accumulate, so
+    their order matters; the product of all gains is the whole gain.
 
     Parameters
     ----------
@@ -248,7 +248,7 @@ def gain_by_cause(problem: SearchProblem, chip: Accelerator, time_s: float) -> l
     chip
         The winner, with its HBM.
     time_s
-        Seconds of its best plan.
+        Seconds of a step with the best plan on `chip`.
 
     Returns
     -------
@@ -326,7 +326,7 @@ def _areas(space: ArchitectureSpace, term: str, factor: float) -> ArchitectureSp
         return None
 
     def scaled(chips: Array) -> tuple[Array, Array]:
-        """Areas with the term scaled, and as they are."""
+        """Return the areas of chips with the term scaled, and unscaled."""
         areas = area_batch(chips, limit.terms)
         total: Array = areas["total_mm2"]
         return total + (factor - 1.0) * areas[term], total
@@ -338,7 +338,7 @@ def _areas(space: ArchitectureSpace, term: str, factor: float) -> ArchitectureSp
     selected = []
     for chunk in whole.chunks():
         size, was = scaled(chunk.chips)
-        # Under a fixed upper limit, the minimum area is ignored for chips that met it before.
+        # Under a fixed upper limit, chips that met the minimum area unscaled still meet it.
         least = size if limit.follows_base else np.maximum(size, was)
         small = least >= limit.min_fraction * most
         if limit.keep_small_single_core:
@@ -394,7 +394,7 @@ def sensitivity_of(
     for variation in variations(space, cluster):
         (say or _silent)(f"with {variation.what} x {variation.factor:g}")
         winner = None
-        if len(variation.space):  # with larger areas no chip may be within the limit
+        if len(variation.space):  # with larger areas, perhaps no chip is within the limit
             other = find_chips(
                 models,
                 variation.space,

@@ -34,13 +34,13 @@ def hand_plans() -> Mapping[str, tuple[int, int, int]]:
 
 
 BUILT = "tpuv4"
-"""The chip that was built, with its own memory; the paper's baseline has one ALU a vector lane."""
+"""TPU v4 as built, with its own HBM; the paper's TPUv4-like chip has one ALU per vector lane."""
 
 _MEGATRON_WIDTHS = (1, 2, 4, 8)
 
 
 def as_searched(chip: Accelerator, problem: SearchProblem) -> Accelerator:
-    """Return a chip with the rates of the chips that were searched, if it has none of its own."""
+    """Return a chip with the tuning of the searched chips, if it has none of its own."""
     return chip.replace(tuning=problem.like.tuning) if chip.tuning == Tuning() else chip
 
 
@@ -51,23 +51,23 @@ class Baseline:
     key: str
     """Short name, such as ``early_stop``."""
     title: str
-    """For tables."""
+    """Title in tables."""
     score: float
-    """Seconds of a step, for several models their weighted geometric mean; infinite: none fits."""
+    """Seconds of a step, for several models a weighted geometric mean; infinite if none fits."""
     evaluations: int
-    """Chips that it evaluated."""
+    """Number of chips that the method evaluated."""
     seconds: float
-    """Wall time."""
+    """Wall time of the method."""
     group: int | None = None
-    """Position of the chip that it chose among the chip groups."""
+    """Position of the chip that the method chose, among the chip groups."""
     winner: Winner | None = None
-    """That chip with its HBM and plans."""
+    """The chosen chip with its HBM and plans."""
     history: tuple[tuple[int, float, float], ...] = ()
     """Evaluations, seconds and best score after each batch."""
     note: str = ""
     """Where the method stopped, where a plan had to be changed, or why nothing fits."""
     plan: Plan | None = None
-    """The plan, where the chip is fixed."""
+    """The plan, for a method that plans on a fixed chip."""
     chip: Accelerator | None = None
     """The fixed chip, with the smallest HBM that the plan fits."""
 
@@ -82,7 +82,7 @@ class Baseline:
         plan: Plan | None,
         chip: Accelerator | None,
     ) -> Baseline:
-        """Describe a plan on a fixed chip, found since the time `began`."""
+        """Describe a plan on a fixed chip, the search for which started at time `began`."""
         spent = time.monotonic() - began
         history = ((1, spent, score),)
         return cls(key, title, score, 1, spent, history=history, note=note, plan=plan, chip=chip)
@@ -117,7 +117,7 @@ def uniform_plans(
     zeros: Sequence[int],
     even: bool = False,
 ) -> tuple[list[Plan], str]:
-    """List the best plan of each recompute mode and ZeRO stage, the same for all stages.
+    """List the best plan for each recompute mode and ZeRO stage, equal in all pipeline stages.
 
     Parameters
     ----------
@@ -203,7 +203,7 @@ class FixedChip:
     def _baseline(
         self, began: float, key: str, title: str, plans: Sequence[Plan], note: str
     ) -> Baseline:
-        """Describe the fastest of some plans, found since the time `began`."""
+        """Describe the fastest of `plans`, the search for which started at time `began`."""
         plan = min(plans, key=lambda p: (p.time_s, p.memory_bytes, p.tp, p.pp, p.dp), default=None)
         chip, score = self._cluster.chip, math.inf
         if plan is not None:
@@ -290,14 +290,14 @@ def given_chip(
     problems
         A model on the devices and the fabric that were searched, or several.
     weights
-        Of several models in the geometric mean of their times.
+        Weights of several models in the geometric mean of their times.
     chip
         Any chip with HBM; it need not be one of the space.
 
     Returns
     -------
     Baseline
-        Its score is infinite where some model fits no plan; the note then says why.
+        The score is infinite where no plan of some model fits; the note then says why.
     """
     if chip.hbm is None:
         raise InvalidInputError(f"baselines: {chip.name} has no HBM to place layers in")

@@ -25,7 +25,7 @@ from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes
 
 PRICED_REPLICAS = ("first", "all")
-"""Replicas whose messages between stages are priced: NEST prices those of the first."""
+"""Replicas whose messages between stages take time: NEST prices the first replica alone."""
 
 
 # ---- the problem and its file form ----
@@ -51,12 +51,12 @@ class NestProblem:
     level_bytes_per_s: tuple[float, ...]
     level_latency_s: tuple[float, ...]
     other_degrees: int
-    """Expert-parallel times context-parallel width: devices of a stage per tensor width."""
+    """Expert-parallel times context-parallel width: a stage's devices over its tensor width."""
     states: float
     """Bytes of weights, gradients and moments per byte of weights."""
     recompute: bool
     tables: Mapping[int, LayerTable]
-    """By tensor-parallel width, narrowest first; their resident bytes are those of the weights."""
+    """Layers by tensor-parallel width, narrowest first; `resident_bytes` holds weights alone."""
 
     @property
     def devices(self) -> int:
@@ -70,7 +70,7 @@ class NestProblem:
 
 class _NestNode(Node):
     energy: Size = 0.0
-    """Not used, as `bandwidth`, `frequency`, `sp_enabled` and `baselines` of a problem are not."""
+    """Ignored, as are `bandwidth`, `frequency`, `sp_enabled` and `baselines` of a problem."""
 
 
 _Levels = Field(min_length=1, max_length=_core.MAX_NEST_LEVELS)
@@ -147,7 +147,7 @@ def nest_from_dict(data: Any, name: str = "problem", time_unit: str = "s") -> Ne
     Parameters
     ----------
     data
-        The object; also one that has it under ``input``, with a ``name``.
+        The problem, or an object that has it under ``input``, with a ``name``.
     name
         The name where the problem itself has none.
     time_unit
@@ -200,8 +200,8 @@ _MOST_STAGES = 2**20
 class _NestStages:
     """Stages of a pipeline, first to last, each with the layers ``begin`` up to ``end``.
 
-    The last stage has devices 0 to a - 1, the stage before it the next a, and so on; then the next
-    replica follows.
+    With a devices per stage, the last stage has devices 0 to a - 1, the stage before it the next a,
+    and so on; then the next replica follows.
     """
 
     def __init__(self, problem: NestProblem, width: int, ranges: list[tuple[int, int]]) -> None:
@@ -217,7 +217,7 @@ class _NestStages:
         return (first < begin) & (last >= begin) & (last < end)
 
     def _tiers(self, begins: Any) -> Any:
-        """Lowest level that contains each device and its counterpart in the next stage."""
+        """Lowest network level that contains each device and its counterpart in the next stage."""
         tiers = np.full(len(begins), len(self._problem.level_sizes) - 1)
         inside = self._problem.devices
         for level in range(len(self._problem.level_sizes) - 1, -1, -1):
@@ -226,7 +226,7 @@ class _NestStages:
         return tiers
 
     def _messages(self, sizes: Any, tier: int) -> float:
-        """Seconds of the longest of some messages."""
+        """Seconds of the longest of messages of some sizes that cross a tier."""
         if not len(sizes):
             return 0.0
         rate = min(self._problem.level_bytes_per_s[: tier + 1])
@@ -313,7 +313,7 @@ def _pointer(lengths: Sequence[int]) -> Any:
 
 _BY_LAYER = ("forward_s", "backward_s", "weight_bytes", "kept_bytes")
 _IN_TABLE = ("forward_s", "backward_s", "resident_bytes", "stash_bytes")
-"""Numbers of the layers as the kernel and as tables name them."""
+"""Columns of a table of layers, by their names in the kernel and in `LayerTable`."""
 
 
 def _joined(parts: Iterable[Any], dtype: str = "f8") -> Any:

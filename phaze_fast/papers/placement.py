@@ -86,23 +86,23 @@ class LayerTable:
     """
 
     names: Sequence[str | int]
-    """One per layer."""
+    """Name of each layer."""
     forward_s: Any
-    """Seconds per micro-batch, shape (layers,)."""
+    """Seconds of the forward pass per micro-batch, shape (layers,)."""
     backward_s: Any
-    """Seconds per micro-batch."""
+    """Seconds of the backward pass per micro-batch."""
     stash_bytes: Any = None
-    """Bytes of activations for every stage that follows."""
+    """Bytes of activations that a stage stores once for each stage after it."""
     resident_bytes: Any = None
-    """Weights, gradients, optimiser state."""
+    """Bytes of weights, gradients and optimiser state."""
     once_bytes: Any = None
-    """Bytes that do not depend on the number of micro-batches in flight."""
+    """Further bytes, stored once whatever the number of micro-batches in flight."""
     sync_s: Any = None
-    """Seconds to synchronise its gradients between very many replicas."""
+    """Seconds to synchronise a layer's gradients, in the limit of very many replicas."""
     wide: Any = None
     """Whether a stage with this layer takes as many devices as the width; by default yes."""
     edges: Sequence[tuple[int, int]] | None = None
-    """Pairs of positions; by default a chain."""
+    """Pairs of positions of layers, sender first; by default a chain."""
     edge_s: Any = None
     """Seconds to send the data of an edge from stage to stage, in one direction."""
     edge_bytes: Any = None
@@ -162,7 +162,7 @@ class PlacedStage:
     layers: tuple[int, ...]
     devices: int
     load_s: float
-    """Seconds per micro-batch, with what the stage sends and receives."""
+    """Seconds per micro-batch, sends and receives of the stage included."""
     memory: dict[str, float]
     """Bytes of one device by term."""
 
@@ -176,14 +176,14 @@ class PlacedStage:
 class PublishedProblem:
     """A placement problem of PHAZE: time = load x (ceil(micro_batches / d) + stages - 1) + sync.
 
-    Tables come from `problem_from_dict` or from the caller. Of the ``sync_s`` of the layers, only
-    those of the first stage count.
+    Here d is the number of replicas. Tables come from `problem_from_dict` or from the caller. Of
+    the ``sync_s`` of the layers, only those of the first stage count.
     """
 
     tables: Mapping[int, LayerTable]
-    """By tensor-parallel width."""
+    """Layers by tensor-parallel width."""
     devices: int
-    """At most so many in all."""
+    """Largest number of devices in all."""
     memory_bytes: float
     """Memory of one device."""
     micro_batches: int
@@ -191,7 +191,7 @@ class PublishedProblem:
     recompute: bool = False
     """Whether stages recompute: only their inputs are stored."""
     name: str = ""
-    """For messages."""
+    """Name in messages."""
 
     def check(self) -> None:
         """Raise InvalidInputError where a field is out of range."""
@@ -231,7 +231,7 @@ class PublishedProblem:
 
 @dataclass(frozen=True)
 class Placement:
-    """The layers of each stage, and the time and memory that follow."""
+    """The layers of each stage, and the time and memory of a step with them."""
 
     status: str
     """``optimal``, or ``infeasible`` where nothing fits."""
@@ -253,12 +253,12 @@ class Placement:
 
     @property
     def bound_s(self) -> float:
-        """Lower bound of the time of all placements: the time itself, since it is proven."""
+        """Lower bound of the time of all placements: `time_s`, which is proven optimal."""
         return self.time_s
 
     @property
     def details(self) -> list[PlacedStage]:
-        """Every stage with its seconds, its bytes by term and its free memory."""
+        """Every stage with its devices, its seconds and its bytes by term."""
         if self.problem is None:
             return []
         return [self.problem.stage(self, k) for k in range(len(self.stages))]

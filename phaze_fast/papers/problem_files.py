@@ -1,6 +1,6 @@
 """Placement problems in the files of the public PHAZE and NEST programs.
 
-A .json file holds one problem, a .jsonl file one on each line. Records have the names of the files.
+A .json file holds one problem, a .jsonl file one on each line. Records name fields as files do.
 """
 # ruff: noqa: N815
 
@@ -28,12 +28,12 @@ class ProblemRecord:
     """One problem of a file as plain data, or the reason why its text cannot be read."""
 
     name: str
-    """The name where the problem itself has none."""
+    """Name of the problem if `data` has none."""
     where: str
     """File and line, for messages."""
     data: Any
     error: str = ""
-    """Why there is no data."""
+    """Why the text could not be read; empty if it could."""
 
 
 def read_records(path: Path | str) -> Iterator[ProblemRecord]:
@@ -95,7 +95,7 @@ class Edge(Record):
     sourceId: _Id
     destId: _Id
     communicationCost: Size
-    """Bytes."""
+    """Bytes that the edge carries."""
 
 
 class ProblemFile(Record):
@@ -152,8 +152,8 @@ class ProblemFile(Record):
     def layers(self, width: int) -> tuple[list[Node], list[tuple[int, int, float]]]:
         """Return the layers of a width in an order in which edges go forward, and the edges.
 
-        Of several orders, the one with smaller ids first. An edge has the positions of both layers
-        and its bytes.
+        Of several such orders, it is the one with smaller ids first. An edge has the positions of
+        both layers and its bytes.
 
         Raises
         ------

@@ -58,7 +58,7 @@ def problem_from_dict(data: Any, name: str = "problem") -> PublishedProblem:
     Parameters
     ----------
     data
-        The object; also one that has it under ``input``, with a ``name``.
+        The problem, or an object that has it under ``input``, with a ``name``.
     name
         The name where the problem itself has none.
 
@@ -161,7 +161,7 @@ def unplanned(name: str, status: str, reason: str, solve_s: float = 0.0) -> dict
 
 
 def answer(problem: PublishedProblem, placement: Placement) -> dict[str, Any]:
-    """Write a placement in the public program's output fields, with some of our own."""
+    """Write a placement in the public program's output fields, with further ones."""
     if placement.status != "optimal" or placement.table is None:
         return unplanned(problem.name, "infeasible", _why_not(problem), placement.solve_s)
     table = placement.table

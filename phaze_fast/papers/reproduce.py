@@ -1,4 +1,4 @@
-"""Published figures compared with ours, under a paper's assumptions and with all cost terms.
+"""Published figures and this package's, under a paper's assumptions and with all cost terms.
 
 Published figures are data with their source; a figure that is not public is shown as missing.
 """
@@ -25,34 +25,34 @@ from phaze_fast.threads import thread_count
 from phaze_fast.wafer import Effort, Problem, compare_mappings, load_wafer
 
 PAPERS = ("phaze", "nest", "tmac")
-"""Papers whose figures are compared with ours."""
+"""Papers whose figures are compared with this package's."""
 
 _PUBLISHED = partial(package_data, __package__, "published.yaml")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of a paper, and ours."""
+    """One figure of a paper, and this package's."""
 
     case: str
     published: float | None
-    """None where the paper's public text has no figure."""
+    """The paper's figure; None where its public text has none."""
     ours: float | None
-    """Under the paper's assumptions; None where these are not public."""
+    """This package's figure under the paper's assumptions; None where these are not public."""
     honest: float | None
-    """With what the paper leaves out counted; None where nothing fits."""
+    """This package's figure with the costs that the paper leaves out; None where nothing fits."""
     why: str
-    """Why they differ, or what is missing."""
+    """Why the figures differ, or what is missing."""
 
 
 @dataclass(frozen=True)
 class Reproduced(Table):
-    """The figures of a paper, and ours."""
+    """The figures of a paper, and this package's."""
 
     paper: str
     source: str
     measure: str
-    """What the figures are."""
+    """What the figures measure."""
     rows: tuple[Row, ...]
 
     def __len__(self) -> int:
@@ -87,7 +87,7 @@ class Reproduced(Table):
 def _gain(name: str, chips: str, built: bool, threads: int | None) -> float | None:
     """Speed-up of the best chip and plan over the TPUv4-like chip with the hand plan.
 
-    `built`: over TPU v4 as it was built, with its own memory and the best plan on it.
+    With `built`, over TPU v4 as it was built, with its own memory and the best plan on it.
     """
     space, (cluster, step) = ArchitectureSpace.load(chips), paper_setup()
     model = planned_model(load(name), step.software, step.seq)
@@ -168,7 +168,7 @@ def reproduce(
     paper
         A name of `PAPERS`.
     models
-        Which of its models; by default all.
+        Models of the paper to compare; by default all.
     threads
         At most this many; by default all cores.
     say

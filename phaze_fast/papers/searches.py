@@ -30,14 +30,14 @@ from phaze_fast.threads import thread_count
 _BUCKET_MM2 = 0.01
 """Chips whose areas differ by less are evaluated together: 10,000 square micrometres."""
 _PATIENCE = 5
-"""Buckets in a row without a rise after which the walk stops."""
+"""Buckets in a row without a rise in throughput after which the walk stops."""
 _ORDER = ("tensor_cores", "vector_cores", "tensor_width", "tensor_depth", "buffer_bytes")
 _RANDOM_AT_ONCE = 32
 _SUGGESTED_AT_ONCE = 8
 _STALE = 1000
 """Suggestions in a row without a new chip after which the Bayesian search stops."""
 _NO_CHIP = 1000.0
-"""Above the logarithm of any time: the value of a suggestion that is no chip, or fits nothing."""
+"""Value of a suggestion that is no chip or on which nothing fits: above any time's logarithm."""
 _CAPACITY = "hbm.capacity_bytes"
 
 
@@ -59,7 +59,7 @@ def _buckets(area_mm2: Array, order: Array) -> list[Array]:
 
 
 def _least_buckets(bests: Sequence[float]) -> int:
-    """Count the buckets that the rule evaluates at least, from the best rates of the first few."""
+    """Count the buckets that the rule evaluates at least, given the best throughputs so far."""
     rises = [k for k in range(1, len(bests)) if bests[k] > bests[k - 1]]
     return _PATIENCE + (rises[-1] if rises else 0)
 
@@ -71,8 +71,8 @@ def walk_down(
 
     The published rule: chips are put into buckets of 0.01 mm2, and buckets are evaluated whole.
     After each, once there were five, the walk ends if among the last five no bucket's best
-    throughput is above that of the bucket before it. A bucket in which nothing fits counts as -1,
-    so that five of those end it too.
+    throughput is above that of the bucket before it. A bucket in which nothing fits has throughput
+    -1, so that five such buckets end the walk too.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def walk_down(
         Returns the scores of chips in seconds, infinite where nothing fits. It is called with
         several buckets at once where the rule evaluates all of them in any case.
     order
-        Chips in the order within a bucket; by default as they are.
+        Positions of all chips in the order to take within a bucket; by default 0, 1, 2 and so on.
 
     Returns
     -------
@@ -155,7 +155,7 @@ def early_stop(exact: ExactEvaluator) -> Baseline:
     Chips of one bucket go from many cores to few, then from wide to narrow, deep to shallow and
     large buffers to small. The public program walks once for each HBM capacity, micro-batch and
     recompute flag and takes the best; here every chip is scored by the fastest of all of those, and
-    by a plan that is optimal under this package's model, which is more favourable to it.
+    by a plan that is optimal under this package's model, which favours the published program.
 
     Parameters
     ----------
@@ -257,7 +257,7 @@ class _Axes:
         return self._group.get(tuple(float(axis[step]) for axis, step in values))
 
     def off(self, steps: Sequence[int]) -> float:
-        """How far a point of the grid is outside the limits, as a fraction of them."""
+        """How far a grid point is outside the limits of area and power, as a fraction of them."""
         limits = zip(self.axes.items(), steps, strict=True)
         varied = {field: values[step] for (field, values), step in limits}
         whole = {f: int(v) if float(v).is_integer() else v for f, v in varied.items()}
@@ -293,7 +293,7 @@ def bayesian(
 ) -> Baseline:
     """Search by Bayesian optimisation: Optuna's tree-structured Parzen estimators over the axes.
 
-    It represents Spotlight's method, which searches chips and schedules by Bayesian optimisation
+    This stands for Spotlight's method, which searches chips and schedules by Bayesian optimisation
     with domain-aware features; here schedules and plans are exact, and only chips are suggested.
     Each axis is a range of steps along its rising values, so that powers of two are evenly spaced.
     A suggestion that is no chip of the space gets a value above that of any chip, which rises with

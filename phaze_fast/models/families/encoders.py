@@ -22,14 +22,14 @@ class Bert(Llama):
             return op.contiguous(op.reshape(self._attend(q, k, v), self.samples, self.seq, -1))
 
     def _added(self, rows: Tensor, x: Tensor) -> Tensor:
-        """Project, drop, add the residual and take the norm."""
+        """Project `rows`, apply dropout, add the residual `x` and normalise."""
         with self.tape.module("output"):
             rows = self._project("dense", rows, self.model.hidden, True)
             rows = self._dropped("dropout", rows, self.drops)
             return self._norm("LayerNorm", op.add(rows, x))
 
     def _inner(self, x: Tensor) -> Tensor:
-        """First half of the feed-forward layer."""
+        """First projection and activation of the feed-forward layer."""
         with self.tape.module("intermediate"):
             x = self._project("dense", x, self.model.ffn, True)
             return self._run("intermediate_act_fn", self.activation, x)
@@ -40,17 +40,17 @@ class Bert(Llama):
         return self._added(self._inner(x), x)
 
     def _table_rows(self, name: str, rows: int, ids: Tensor) -> Tensor:
-        """Rows of one embedding."""
+        """Look up the rows `ids` of the embedding `name`."""
         with self.tape.module(name):
             return op.embedding(self.tape.parameter(rows, self.model.hidden), ids)
 
     def _segments(self) -> Tensor:
-        """Ids of segments: one row of a buffer for all samples."""
+        """Return the ids of segments: one row of a buffer, expanded to all samples."""
         row = self.tape.constant(1, self.seq, dtype="int64")
         return op.expand(row, self.samples, self.seq)
 
     def _places(self) -> Tensor:
-        """Ids of positions: a part of a buffer."""
+        """Return the ids of positions, a slice of a buffer."""
         buffer = self.tape.constant(1, self.model.max_positions or self.seq, dtype="int64")
         return op.part(buffer, 1, 0, self.seq)
 
@@ -90,7 +90,7 @@ class Bert(Llama):
 
 
 class Roberta(Bert):
-    """Positions that depend on padding, and another head."""
+    """BERT with positions that depend on padding, and with another head."""
 
     root = "roberta"
 
@@ -107,7 +107,7 @@ class Roberta(Bert):
 
 
 class MegatronBert(Bert):
-    """Norms before the sub-layers, and explicit attention without a cast to fp32."""
+    """BERT with norms before the sub-layers, and explicit attention without a cast to fp32."""
 
     def _attention(self, x: Tensor) -> Tensor:
         with self.tape.module("self"):
@@ -133,7 +133,7 @@ class MegatronBert(Bert):
 
 
 class ViT(Llama):
-    """Patches of images and a class token, norms before the sub-layers, and a classifier."""
+    """An encoder of image patches and a class token, with norms first, and a classifier."""
 
     root, final, attention_name = "vit", "layernorm", "attention"
     first_norm, second_norm = "layernorm_before", "layernorm_after"
@@ -168,7 +168,7 @@ class ViT(Llama):
 
 
 class T5(Llama):
-    """Two stacks with a learned bias of relative positions, which attention adds to its scores."""
+    """Encoder and decoder with a learned bias of relative positions, added to the scores."""
 
     drops, softmax_format = "dropout_rate", ""
 
@@ -181,7 +181,7 @@ class T5(Llama):
     def _attended(
         self, x: Tensor, keys: Tensor, bias: list[Tensor], causal: bool, learned: bool
     ) -> Tensor:
-        """Attention to `keys` with the bias of the stack, which its first layer computes."""
+        """Attention to `keys`; the first layer of a stack appends the stack's bias to `bias`."""
         m = self.model
         q, k, v = (
             self._heads(self._project(name, rows, m.query_width))
@@ -196,7 +196,7 @@ class T5(Llama):
             out = self._explicit_with(q, k, v, bias[0] if learned else None, causal)
         else:
             drops = self.drops in self.style.dropouts
-            if learned:  # keys of the bias do not lie together, as fused kernels need
+            if learned:  # fused kernels need a bias with a contiguous last dimension
                 hidden = self.tape.constant(1, 1, self.seq, self.seq, dtype="bool")
                 seen = op.where(hidden, bias[0], causal=True, window=0) if causal else bias[0]
                 out = op.attention_in_parts(q, k, v, seen, drops)
@@ -212,7 +212,7 @@ class T5(Llama):
     ) -> Tensor:
         """softmax(QK^T + bias)V operator by operator."""
         scores = op.mul(op.matmul(q, op.transpose(k, 2, 3)), 1.0)
-        if bias is None:  # zeros
+        if bias is None:  # transformers adds zeros
             scores = op.masked(scores, self.tape.constant(1, self.model.heads, self.seq, self.seq))
         else:
             scores = op.add(scores, bias)
@@ -230,7 +230,7 @@ class T5(Llama):
         return self._project("wo", self._dropped("dropout", x, self.drops), self.model.hidden)
 
     def _stack(self, name: str, layers: int, encoded: Tensor | None) -> Tensor:
-        """Run the encoder, or the decoder of what was encoded."""
+        """Run the encoder, or given its output `encoded`, the decoder."""
         causal = encoded is not None
         bias: list[Tensor] = []
         with self.tape.module(name):
@@ -245,7 +245,7 @@ class T5(Llama):
     def _t5_block(
         self, x: Tensor, encoded: Tensor | None, bias: list[Tensor], causal: bool
     ) -> Tensor:
-        """One block: self-attention, attention to what was encoded, feed-forward."""
+        """One block: self-attention, attention to the encoder's output, feed-forward."""
         with self.tape.module("layer.0"):
             rows = self._norm("layer_norm", x)
             with self.tape.module("SelfAttention"):

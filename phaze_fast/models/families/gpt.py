@@ -10,7 +10,7 @@ _FLOAT = "float32"
 
 
 class Phi3(Llama):
-    """Fused projections, and dropouts before the residuals."""
+    """Llama with fused projections, and dropouts before the residual sums."""
 
     partial, mlp_names = True, ("", "activation_fn", "down_proj")
     block_drops, residual_drops = ("resid_attn_dropout", "resid_mlp_dropout"), "resid_pdrop"
@@ -24,7 +24,7 @@ class Phi3(Llama):
 
 
 class StableLm(Llama):
-    """Layer norms, blocks in parallel or not, and a part of heads that is rotated."""
+    """Llama with layer norms, perhaps parallel sub-layers, and heads rotated in part."""
 
     partial, joins_last, steps = True, True, ("project", "view turn")
     block_drops, residual_drops = ("", "dropout"), "hidden_dropout"
@@ -186,7 +186,7 @@ class GPTJ(GPT2):
 
 
 class CodeGen(GPTJ):
-    """One projection for parts of heads that lie apart, as on four devices."""
+    """GPT-J with one projection in four parts, each with queries, values and keys of its heads."""
 
     def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
         m, lead = self.model, (self.samples, self.seq)
@@ -207,7 +207,7 @@ class CodeGen(GPTJ):
 
 
 class GPTNeo(GPTJ):
-    """Learned positions; explicit attention in fp32 with a mask of each layer."""
+    """Learned positions; explicit attention in fp32, with a mask of its own in each layer."""
 
     attention_drops, drops = "attention_dropout", "resid_dropout"
     embedding_drops, attention_name = "embed_dropout", "attn.attention"
@@ -227,19 +227,19 @@ class GPTNeo(GPTJ):
 
 
 class Falcon(Llama):
-    """Heads cut out of one projection; blocks in parallel or not, on one norm or two."""
+    """Heads cut out of one projection; perhaps parallel sub-layers, behind one norm or two."""
 
     root, blocks, final, table = "transformer", "h", "ln_f", "word_embeddings"
     attention_name, mlp_names = "self_attention", ("dense_h_to_4h", "act", "dense_4h_to_h")
 
     def _project(self, name: str, x: Tensor, outs: int, bias: bool = False) -> Tensor:
-        """Run a linear layer that adds its bias by itself."""
+        """Run a linear layer whose bias is added by an operator of its own."""
         with self.tape.module(name):
             out = op.linear(x, self.tape.parameter(outs, x.shape[-1]))
             return op.add(out, self.tape.parameter(outs)) if bias else out
 
     def _cut(self, rows: Tensor) -> list[Tensor]:
-        """Cut rows into queries, keys and values, with heads before their width."""
+        """Cut rows into queries, keys and values of shape (samples, tokens, heads, width)."""
         m, lead = self.model, (self.samples, self.seq)
         if self.style.settings["new_decoder_architecture"]:
             groups = m.kv_heads or 1
@@ -287,7 +287,7 @@ class Falcon(Llama):
 
 
 class Bloom(Falcon):
-    """Explicit attention whose products add a bias that falls with the distance."""
+    """Explicit attention with ALiBi, which is added in the product of queries and keys."""
 
     drops, _project = "hidden_dropout", Llama._project
 
@@ -325,12 +325,12 @@ class Bloom(Falcon):
 
 
 def view_or_copy(x: Tensor) -> Tensor:
-    """Reshape to the same shape, which is a view."""
+    """Reshape to the shape that `x` has, which gives a view."""
     return op.reshape(x, *x.shape)
 
 
 class Mpt(Llama):
-    """Explicit attention with a bias that falls with the distance."""
+    """Explicit attention with ALiBi, a bias that falls with the distance."""
 
     root, blocks, final, table = "transformer", "blocks", "norm_f", "wte"
     attention_name, first_norm, second_norm, mlp_name = "attn", "norm_1", "norm_2", "ffn"

@@ -1,7 +1,7 @@
 """The forward code of transformers' modules, family by family, on a tape.
 
 A class has the structure of the family's module in transformers (version 5.18), and its methods
-the operators of that module's code, in order; a family that differs in one part overrides that.
+the operators of that module's code, in order; a family that differs overrides single methods.
 The sizes are those of a `TransformerModel`.
 """
 
@@ -25,14 +25,14 @@ def gelu_new(x: Tensor) -> Tensor:
 
 
 def gelu_fast(x: Tensor) -> Tensor:
-    """GELU's tanh form with a polynomial, operator by operator."""
+    """GELU's tanh form with its polynomial factored, operator by operator."""
     half = op.mul(x, 0.5)
     scaled, cube = op.mul(x, 0.8), op.mul(op.mul(x, 0.044715), x)
     return op.mul(half, op.add(op.tanh(op.mul(scaled, op.add(cube, 1.0))), 1.0))
 
 
 def quick_gelu(x: Tensor) -> Tensor:
-    """GELU by a logistic function."""
+    """GELU approximated by x times a logistic function."""
     return op.mul(x, op.sigmoid(op.mul(x, 1.702)))
 
 
@@ -66,23 +66,24 @@ def rotate_pairs(x: Tensor) -> Tensor:
 class Llama:
     """A decoder with the parts of Llama.
 
-    What differs in another family by names and choices alone is in the ``module`` of its entry in
-    ``data/hf_architectures.yaml``, which replaces the attributes below.
+    A family that differs by names and choices alone has a ``module`` section in its entry in
+    ``data/hf_architectures.yaml``, whose values replace the attributes below.
     """
 
     root, blocks, final, table = "model", "layers", "norm", "embed_tokens"
     attention_name, mlp_name, out_name, head_name = "self_attn", "mlp", "o_proj", "lm_head"
     projections = ("q_proj", "k_proj", "v_proj")
     steps: tuple[str, ...] = ("project view turn",)
-    """From rows to heads of queries, keys and values: steps that run for one after another."""
+    """Steps from rows to heads; those of one string run for queries, for keys, then for values."""
     mlp_names = ("up_proj", "act_fn", "down_proj")
     first_norm, second_norm = "input_layernorm", "post_attention_layernorm"
     output_norms: tuple[str, ...] = ()
     """Norms on the outputs of the sub-layers."""
     gains = "half"
-    """Gains of an RMS norm: on rows in bf16 or in ``wide`` rows, ``fp32``, or ``one plus`` them.
-    Layer norms: one kernel, its gain ``one plus``, with ``no`` gain, or ``fp32`` by operators."""
-    residual_first = (True, True)  # order of the operands of both residual sums
+    """How RMS norms apply gains: to rows in bf16 (``half``) or fp32 (``wide``), also cast to fp32
+    (``fp32``), or also with 1 added (``one plus``). Layer norms are one kernel, with 1 added
+    (``one plus``) or ``no`` gain, or run operator by operator in ``fp32``."""
+    residual_first = (True, True)  # whether x is the first operand, in both residual sums
     parallel_sum = "xaf"
     """Order of the operands x, attention and feed-forward in the sum of a parallel block."""
     block_drops = ("", "")  # dropout modules before the residual sums
@@ -93,17 +94,17 @@ class Llama:
     end of sub-layers, of the embedding."""
     factor = False  # whether sub-layers are scaled before the residual sums
     embedding_factor, logit_factor = "", ""
-    """Factors of the embedding (``tensor`` or ``number``) and the logits (``mul`` or ``div``)."""
+    """How embeddings (by ``tensor`` or ``number``) and logits (``mul`` or ``div``) are scaled."""
     partial = False  # whether code splits heads into a rotated part and the rest
-    joins_last = False  # whether both are rotated before the parts are joined
+    joins_last = False  # whether queries and keys are both rotated before parts are joined
     neighbours = False  # whether neighbouring elements are rotated, instead of halves of heads
     turned_format, products_format = "", ""
-    """Formats that queries and keys are cast to before they are rotated, or before each product."""
+    """Formats to which queries and keys are cast before rotation, and before its products."""
     turns = "all"
-    """Layers that are rotated: ``all``, those with a ``window``, or these ``or all`` if none."""
+    """Rotated layers: ``all``; windowed ones (``window``); these, or all if none (``or all``)."""
     table_format = _HALF
     table_per_layer = False
-    softmax_format = _FLOAT  # of explicit attention
+    softmax_format = _FLOAT  # number format of explicit attention's softmax
 
     def __init__(
         self, tape: Tape, model: TransformerModel, samples: int, layers: Sequence[int]
@@ -120,18 +121,18 @@ class Llama:
         """Position of the running block."""
 
     def _setting(self, name: str) -> int:
-        """Value of another field of the configuration."""
+        """Value of a field that has no attribute of its own; 0 if it is absent."""
         return int(self.style.settings.get(name, 0))
 
     # ---- parts ----
 
     def _run(self, name: str, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Run a child module."""
+        """Run `function` as the child module `name`."""
         with self.tape.module(name):
             return function(x)
 
     def _project(self, name: str, x: Tensor, outs: int, bias: bool = False) -> Tensor:
-        """Run a linear layer."""
+        """Run the linear layer `name`, with its adapter if it has one."""
         with self.tape.module(name):
             weight = self.tape.parameter(outs, x.shape[-1])
             out = op.linear(x, weight, self.tape.parameter(outs) if bias else None)
@@ -153,7 +154,7 @@ class Llama:
         return op.add(out, op.mul(x, 2.0))
 
     def _rms_norm(self, x: Tensor) -> Tensor:
-        """RMS norm in fp32."""
+        """RMS norm in fp32, with `gains`."""
         gain = self.tape.parameter(x.shape[-1])
         wide = op.to(x, _FLOAT)
         wide = op.mul(wide, op.rsqrt(op.add(op.mean(op.power(wide)), 1e-6)))
@@ -164,11 +165,11 @@ class Llama:
         return op.to(op.mul(op.to(gain, _FLOAT) if self.gains == "fp32" else gain, wide), x.dtype)
 
     def _layer_norm(self, x: Tensor) -> Tensor:
-        """Layer norm."""
+        """Layer norm, as `gains` says."""
         if self.gains == "no":
             return op.to(op.layer_norm(op.to(x, _FLOAT), None, None), x.dtype)
         if self.gains == "fp32":
-            gain = self.tape.parameter(*x.shape[2:])  # of rows, or of each head by itself
+            gain = self.tape.parameter(*x.shape[2:])  # for a row, or for each head by itself
             wide = op.to(x, _FLOAT)
             middle = op.mean(wide)
             spread = op.mean(op.power(op.sub(wide, middle)))
@@ -186,11 +187,11 @@ class Llama:
             return self._rms_norm(x) if self.model.norm == "rmsnorm" else self._layer_norm(x)
 
     def _drop(self, x: Tensor, name: str) -> Tensor:
-        """Dropout, if the configuration's field of that name is not zero."""
+        """Apply dropout if the configuration's field `name` is not zero."""
         return op.dropout(x, name in self.style.dropouts)
 
     def _dropped(self, module: str, x: Tensor, name: str) -> Tensor:
-        """Run a dropout module; without a name it is a function."""
+        """Run a dropout module; with an empty `module` call the dropout function."""
         if not module:
             return self._drop(x, name)
         with self.tape.module(module):
@@ -199,7 +200,7 @@ class Llama:
     # ---- attention ----
 
     def _heads(self, x: Tensor) -> Tensor:
-        """Rows of all heads as a matrix per head."""
+        """Reshape rows of all heads to one matrix per head."""
         return op.transpose(op.view(x, self.samples, self.seq, -1, self.model.head_width), 1, 2)
 
     def _queries_keys_values(self, x: Tensor) -> list[Tensor]:
@@ -212,7 +213,7 @@ class Llama:
         return parts
 
     def _step(self, step: str, at: int, x: Tensor) -> Tensor:
-        """One step from rows to heads of queries (0), keys (1) or values (2)."""
+        """Run one of `steps` for queries (0), keys (1) or values (2)."""
         m = self.model
         if step == "project":
             width = m.kv_width if at else m.query_width
@@ -226,7 +227,7 @@ class Llama:
         return op.transpose(x, 1, 2)
 
     def _tables(self) -> list[Tensor]:
-        """Cosines and sines of the positions; the same for all layers."""
+        """Cosines and sines of the positions, made once or, with `table_per_layer`, per layer."""
         if not self.rotary or self.table_per_layer:
             shape, form = (1, self.seq, self._table_width()), self.table_format
             self.rotary = [self.tape.constant(*shape, dtype=form) for _ in range(2)]
@@ -245,7 +246,7 @@ class Llama:
         return windowed or self.turns == "all" or (self.turns == "or all" and m.window is None)
 
     def _half_turned(self, x: Tensor) -> Tensor:
-        """Rotate by a quarter turn: halves of heads, or neighbouring elements."""
+        """Rotate pairs of elements by 90 degrees: across the halves of heads, or neighbours."""
         return rotate_pairs(x) if self.neighbours else rotate_half(x)
 
     def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -262,7 +263,7 @@ class Llama:
         cos, sin = self._tables()
         width, full = cos.shape[-1], q.shape[-1]
         rests: list[list[Tensor]] = [[], []]
-        if self.partial:  # slices of both come first
+        if self.partial:  # both are sliced before either is rotated
             cuts = [[op.part(x, -1, 0, width), op.part(x, -1, width, full)] for x in (q, k)]
             (q, *rests[0]), (k, *rests[1]) = cuts
         turned = []
@@ -283,7 +284,7 @@ class Llama:
         return op.reshape(spread, count, heads * groups, seq, width)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention with the kernel of the configuration; rows of all heads."""
+        """Attend with the configured kernel; the result has rows of all heads."""
         m, drops = self.model, self.attention_drops
         windowed = m.causal and m.is_windowed(self.layer, self.seq)
         if m.attention == "eager":
@@ -312,11 +313,11 @@ class Llama:
         return op.contiguous(op.transpose(op.matmul(shares, v), 1, 2))
 
     def _mask(self) -> Tensor:
-        """Mask that is added to scores."""
+        """Return the mask that is added to attention scores."""
         return self.tape.constant(self.samples, 1, self.seq, self.seq)
 
     def _attention(self, x: Tensor) -> Tensor:
-        """Self-attention."""
+        """Self-attention with its projections and dropout."""
         q, k, v = self._queries_keys_values(x)
         q, k = self._positioned(q, k)
         out = op.contiguous(op.reshape(self._attend(q, k, v), self.samples, self.seq, -1))
@@ -361,7 +362,7 @@ class Llama:
         return op.mul(out, 1.0) if self.factor else out
 
     def _block(self, x: Tensor) -> Tensor:
-        """One block: each sub-layer with its norms is added to what enters it, or both at once."""
+        """One block: each sub-layer adds to its input; in a parallel block both add to one."""
         norms = self.first_norm, self.second_norm
         if self.model.parallel == "no":
             for at, norm in enumerate(norms):
@@ -377,7 +378,7 @@ class Llama:
         return op.add(op.add(one, two), three)
 
     def _words(self) -> Tensor:
-        """Rows of the token embedding."""
+        """Embeddings of the tokens."""
         with self.tape.module(self.table):
             self.words = self.tape.parameter(self.model.vocab, self.model.hidden)
             rows = op.embedding(self.words, self.ids)
@@ -389,7 +390,7 @@ class Llama:
         return op.mul(x, 1.0) if self.embedding_factor == "number" else x
 
     def _trunk(self) -> Tensor:
-        """Everything before the head."""
+        """Run everything before the head."""
         x = self._embedded()
         for layer in self.layers:
             self.layer = layer

@@ -9,7 +9,7 @@ from phaze_fast.models.transformer import MixtureOfExperts
 
 _FLOAT = "float32"
 Routed = tuple[Tensor, Tensor]
-"""Weights of the chosen experts of each token, and their numbers."""
+"""Weights of the chosen experts of each token, and the numbers of these experts."""
 
 
 class Mixture(Llama):
@@ -20,7 +20,7 @@ class Mixture(Llama):
 
     @property
     def moe(self) -> MixtureOfExperts:
-        """Sizes of the mixture."""
+        """Sizes of the mixture of experts."""
         assert self.model.moe is not None
         return self.model.moe
 
@@ -50,7 +50,7 @@ class Mixture(Llama):
     def _grouped(
         self, rows: Tensor, outs: int, ends: Tensor, order: Tensor, beyond: Tensor | None = None
     ) -> Tensor:
-        """Product of the rows of each expert with its weights; rows `beyond` all are masked."""
+        """Product of each expert's rows with its weights; rows `beyond` all experts are masked."""
         count, width = self.moe.experts, rows.shape[-1]
         if self.stored_by_input:
             weight = self.tape.parameter(count, width, outs)
@@ -66,7 +66,7 @@ class Mixture(Llama):
         return out if bias is None else op.add(out, bias, inplace=True)
 
     def _experts(self, rows: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Sort rows by expert, compute, and sum the results of each token."""
+        """Sort rows by expert, run the experts, and sum the results of each token."""
         moe = self.moe
         pairs = chosen.shape[0] * moe.top_k
         weights, numbers = op.reshape(weights, -1), op.reshape(chosen, -1)
@@ -82,10 +82,10 @@ class Mixture(Llama):
     def _combined(
         self, own: Tensor, shares: Tensor, places: Tensor, ends: Tensor, ordered: Tensor
     ) -> Tensor:
-        """Feed-forward of sorted rows, weighted, in the order of tokens and summed."""
+        """Run the experts on sorted rows, weight the results and sum those of each token."""
         pairs, hidden, dtype = own.shape[0], self.model.hidden, own.dtype
         (beyond,) = op.plain("ge", [ordered], [(pairs,)], "bool")
-        beyond = op.unsqueeze(beyond, -1)  # rows of experts of other ranks, masked without any too
+        beyond = op.unsqueeze(beyond, -1)  # rows of other ranks' experts; masked even if none
         self.tape.add("clamp", [ordered], [ordered])
         inner = self._grouped(own, 2 * self.moe.expert_ffn, ends, ordered, beyond)
         inner = op.masked_fill(inner, beyond)
@@ -113,7 +113,7 @@ class Mixture(Llama):
 
 
 class Qwen2Moe(Mixture):
-    """A shared expert behind a gate."""
+    """Mixtures with a shared expert whose output a gate scales."""
 
     def _mixture(self, x: Tensor) -> Tensor:
         rows = op.view(x, -1, self.model.hidden)
@@ -128,7 +128,7 @@ class Qwen2Moe(Mixture):
 
 
 class Mixtral(Mixture):
-    """Weights of experts stay in fp32 and are normalised."""
+    """Mixtures whose routing weights stay in fp32 and are divided by their sum."""
 
     def _route(self, rows: Tensor) -> Routed:
         logits = op.linear(op.view(rows, -1, self.model.hidden), self._gate_weight())
@@ -138,7 +138,7 @@ class Mixtral(Mixture):
 
 
 class GraniteMoe(Mixture):
-    """Shares among the chosen experts alone."""
+    """Mixtures whose router takes its softmax over the chosen experts alone."""
 
     mlp_name, gate_name = "block_sparse_moe", "router"
 
@@ -187,7 +187,7 @@ class GptOss(Mixture):
 
 
 class DeepSeek(Mixture):
-    """Routers in fp32, shared experts."""
+    """Mixtures with routers in fp32 and with shared experts."""
 
     def _router_logits(self, x: Tensor) -> Tensor:
         """Logits of the router in fp32."""
@@ -232,7 +232,7 @@ class DeepSeek(Mixture):
 
 
 class DeepSeekV3(DeepSeek):
-    """Latent attention."""
+    """DeepSeek's mixtures with latent attention."""
 
     def _table_width(self) -> int:
         assert self.model.latent is not None
@@ -295,7 +295,7 @@ class DeepSeekV3(DeepSeek):
 
 
 class DeepSeekV2(DeepSeekV3):
-    """Rotation by complex numbers in fp32."""
+    """Latent attention rotated by complex numbers in fp32; routing by a softmax."""
 
     def _rotated_pair(self, q: Tensor, k: Tensor) -> list[Tensor]:
         if not self.rotary:

@@ -29,8 +29,8 @@ from phaze_fast.units import format_bytes
 from phaze_fast.wafer.hardware.wafer import WAFERS, Rule, Wafer, broken_rules, load_wafer
 
 _MAX_GRID = 1_000_000
-# Fields that cannot be axes: texts and lists, descriptions of a product, and memory that the die
-# places itself.
+# Fields that cannot be axes: texts and lists, descriptions of a product, and the chip's HBM, which
+# `die.hbm_stacks` determines.
 _NO_AXIS = {"name", "sources", "notes", "dead", "reticle_mm", "rates", "tuning", "hbm"}
 _NO_AXIS |= {"dead_links", "process_nm", "die_area_mm2", "power_w"}
 _ACCEPTED = (
@@ -120,7 +120,7 @@ class WaferSpace(Record):
         return math.prod(len(values) for values in self.axes.values())
 
     def wafers(self) -> tuple[tuple[Wafer, ...], dict[Rule, int]]:
-        """Enumerate the grid: the wafers that break no rule, and how many points break each.
+        """Enumerate the grid: the wafers that break no rule, and how many points break each rule.
 
         A point that breaks two rules counts under both. Wafers are in grid order and cached.
 
@@ -161,7 +161,7 @@ class WaferSpace(Record):
 
     @cached_property
     def _found(self) -> tuple[tuple[Wafer, ...], dict[Rule, int], tuple[int, ...]]:
-        """Wafers that break no rule, points that break each, and grid positions of the wafers."""
+        """Wafers that break no rule, number of points by broken rule, and the wafers' positions."""
         found: dict[int, Wafer] = {}
         rejected: Counter[Rule] = Counter()
         for position, wafer in enumerate(self._points()):

@@ -85,7 +85,7 @@ class WaferRules(Record):
     d2d_module_bytes_per_s: Bandwidth = 512e9
     """Bandwidth of one module per direction: 64 lanes of 64 GT/s, as in UCIe 3.0."""
     d2d_reach_mm: Millimetres = 2.0
-    """Distance between two dies up to which a module has that rate: UCIe's advanced packages."""
+    """Distance of two dies up to which a module has its full rate: UCIe's advanced packages."""
     d2d_far_mm: Millimetres = 25.0
     """Longest distance that a link can span: UCIe's standard packages."""
     d2d_far_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.17
@@ -139,7 +139,7 @@ class Die(Record):
     operands over it; all other operands stay in the cores' own SRAM. None = as fast as the buffer,
     which then is one memory that all cores share."""
     published: Annotated[bool, Field(strict=True)] = False
-    """Whether it is a published product; the area rule then does not apply."""
+    """Whether the die is a published product, to which the area rule does not apply."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -162,7 +162,7 @@ class Die(Record):
 
     @cached_property
     def chip_area_mm2(self) -> float:
-        """Area of its circuits by the template, with core network and HBM PHYs, without D2D."""
+        """Modelled area of the circuits with core network and HBM PHYs, without D2D modules."""
         return _circuits_mm2(self.chip) + self.hbm_stacks * FULL_AREA.hbm_mm2_per_stack
 
 
@@ -177,7 +177,7 @@ Position = tuple[FewOrNone, FewOrNone]
 """Column and row of a die."""
 
 Link = tuple[Position, Position]
-"""Two neighbouring dies."""
+"""A link, as the two neighbouring dies that it joins."""
 
 Edge = Literal["left", "right", "top", "bottom"]
 EDGES: tuple[Edge, ...] = ("left", "right", "top", "bottom")
@@ -209,7 +209,7 @@ class OffWafer(Record):
     duplex: Annotated[bool, Field(strict=True)] = True
     """Whether both directions reach that bandwidth at once; if false, they share it."""
     edges: Annotated[tuple[Edge, ...], AfterValidator(_edges_in_order)] = EDGES
-    """Edges of the wafer whose dies carry its traffic in equal shares: left, right, top, bottom."""
+    """Edges of the wafer (left, right, top, bottom) whose dies share the traffic equally."""
 
 
 class WaferIo(Record):
@@ -282,8 +282,8 @@ class Wafer(Record):
     defects_per_cm2: Quantity = 0.0
     """Defect density of the process; 0 also if spare cores repair all defects."""
     known_good_dies: Annotated[bool, Field(strict=True)] = True
-    """Whether it is assembled from tested dies, so that no die is expected to be dead; false for a
-    monolithic wafer."""
+    """Whether the wafer is assembled from tested dies, so that no die is expected to be dead; false
+    for a monolithic wafer."""
     off_wafer: OffWafer | None = None
     """Memory that the wafer streams from."""
     io: WaferIo | None = None
@@ -299,7 +299,7 @@ class Wafer(Record):
     sources: tuple[str, ...] = ()
     """Where the figures come from."""
     notes: str = ""
-    """What a reader should know about them."""
+    """Remarks on the figures."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -852,7 +852,7 @@ def _die_peak_w(wafer: Wafer, table: EnergyTable) -> float:
         memory_w = sram * table.local_byte_j + die.network_bytes_per_s * table.buffer_byte_j
     hbm_w = chip.hbm.bandwidth_bytes_per_s * table.hbm_byte_j if chip.hbm else 0.0
     x, y = wafer.link_bytes_per_s
-    sent = 2.0 * (x + y) if wafer.switch is None else 2.0 * x  # over four edges, or up and down
+    sent = 2.0 * (x + y) if wafer.switch is None else 2.0 * x  # over four edges, or both ways
     links_w = sent * wafer.rules.d2d_byte_j
     static_w = table.static_w_per_mm2 * die.outline_mm2
     return cycles * chip.clock_hz + memory_w + hbm_w + links_w + static_w
@@ -874,7 +874,7 @@ def wafer_totals(
 
     Tested dies are bonded to a carrier, each with a yield of 99% (Feng and Ma, Chiplet Actuary, DAC
     2022); the carrier costs a 65 nm wafer (Khan and Mann, AI Chips, CSET 2020). A monolithic wafer
-    costs what processing one costs.
+    costs the price of a processed wafer.
 
     Parameters
     ----------

@@ -89,7 +89,7 @@ def _local_costs(
 
 
 def _runs_again(problem: Problem, encoding: Encoding) -> list[float]:
-    """Count the recomputations of each operator, in blocks over all stages of a class.
+    """Count, for each operator, the blocks of all stages in which it is recomputed.
 
     An operator that stores nothing runs again with each of its recomputed consumers.
     """
@@ -211,7 +211,7 @@ def causes(problem: Problem, found: Evaluation) -> dict[str, float]:
 
 
 def operator_times(problem: Problem, found: Evaluation) -> list[dict[str, Any]]:
-    """Seconds of each operator's part on one die for one micro-batch, and its share of peak.
+    """Seconds of each operator on one die for one micro-batch, and the share of peak it reaches.
 
     Examples
     --------
@@ -236,7 +236,7 @@ def operator_times(problem: Problem, found: Evaluation) -> list[dict[str, Any]]:
 
 
 def details(problem: Problem, found: Evaluation) -> dict[str, Any]:
-    """Describe a mapping as plain data; all values are null if it does not fit.
+    """Describe a mapping as plain data; all values are null if the mapping does not fit.
 
     Examples
     --------
@@ -286,7 +286,7 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 def stage_grid(wafer: Wafer, layout: Layout) -> list[list[int]]:
     """Stage of each die, row by row; -1 where it is idle, -2 where it is dead.
 
-    It is that of the first wafer of a pipeline; the stages of the others lie the same way.
+    The grid is that of a pipeline's first wafer; stages lie the same way on its other wafers.
 
     Examples
     --------
@@ -329,7 +329,7 @@ def link_map(wafer: Wafer, loads: Array) -> str:
     """Draw the links between dies: 1 to 9 by busy time relative to the busiest link.
 
     The busier direction counts; `.` carries nothing, `x` is dead, `o` is a die and `X` a dead one.
-    With switches: each die's link to them.
+    With switches, each die is drawn as the digit of its link to them.
 
     Parameters
     ----------

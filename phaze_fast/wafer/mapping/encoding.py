@@ -1,9 +1,9 @@
 """A mapping as one operator mapping per operator: rules, JSON and arrays.
 
-An operator mapping says how an operator's dimensions are split along each axis of its rectangle of
-dies, innermost first; whether its output is stashed, recomputed or offloaded; how its weights are
-stored; and how its collectives run. All blocks of a model share their operator mappings. `RULES`
-lists the conditions of a legal mapping.
+An operator mapping says how an operator's dimensions are split along both axes of the rectangle of
+dies of a stage, innermost first; whether its output is stashed, recomputed or offloaded; how its
+weights are stored; and how its collectives run. All blocks of a model share their operator
+mappings. `RULES` lists the conditions of a legal mapping.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ Runs = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class OperatorMapping:
-    """How one operator is mapped."""
+    """How one operator is mapped to the dies of a stage."""
 
     operator: str
     x: Runs
-    """(role, factor) along a row of its rectangle, from the inside out."""
+    """(role, factor) pairs along a row of the stage's rectangle of dies, from the inside out."""
     y: Runs
-    """(role, factor) along a column."""
+    """(role, factor) pairs along a column, from the inside out."""
     output: tuple[str, ...] = ("stash",)
-    """stash, recompute or offload: one value for all stages, or one per stage."""
+    """Treatment of the output, of `OUTPUTS`: one value for all stages, or one per stage."""
     weights: str = "replicated"
-    """One of `WEIGHTS`."""
+    """Storage mode of the weights, one of `WEIGHTS`."""
     collective: str = "auto"
-    """One of `MESH_ALGORITHMS`."""
+    """Algorithm of the operator's collectives, one of `MESH_ALGORITHMS`."""
 
     @property
     def partition(self) -> dict[str, int]:
-        """Number of parts of each dimension, and number of copies."""
+        """Number of parts of each dimension, and number of copies, by role."""
         parts = dict.fromkeys(ROLES, 1)
         for role, factor in (*self.x, *self.y):
             parts[role] *= factor
@@ -276,7 +276,7 @@ class Encoding:
         Raises
         ------
         InvalidInputError
-            Naming the entry and the field that is missing or malformed.
+            The message names the entry and the field that is missing or malformed.
         """
         if not isinstance(data, list) or not data:
             raise InvalidInputError(f"{source}: expected a list of one mapping per operator")

@@ -17,7 +17,7 @@ from phaze_fast.wafer.mapping.layout import Layout
 from phaze_fast.wafer.mapping.problem import Problem
 
 _BLOCK = ("compute_s", "blocking_s", "hidden_s")
-_KEYS = {  # of plain data, by field
+_KEYS = {  # keys of plain data, by field
     "time_s": "time_without_limit_s",
     "memory_bytes": "memory_bytes_per_die",
     "stream_bytes": "stream_bytes_per_die",
@@ -36,9 +36,9 @@ class StageUse:
     """Seconds of one micro-batch, forward and backward."""
     memory_bytes: float
     state_bytes: float
-    """Weights, gradients and optimiser state."""
+    """Bytes of weights, gradients and optimiser state."""
     activation_bytes: float
-    """Activations stored for the backward pass, for all micro-batches in flight."""
+    """Bytes of activations stored for the backward pass, for all micro-batches in flight."""
     blocks: int
 
 
@@ -52,16 +52,16 @@ class Evaluation:
     memory_bytes: float
     """Peak memory of any die in the wafer's local tier, bytes."""
     over_bytes: float
-    """Bytes by which that exceeds the capacity of the local tier; 0 if it fits."""
+    """Bytes by which `memory_bytes` exceeds the capacity of the local tier; 0 if none."""
     stream_bytes: float
     """Bytes in off-wafer memory per die in use."""
     stream_over_bytes: float
     compute_s: float
     """Compute time of one block and micro-batch, forward and backward, without recomputation."""
     blocking_s: float
-    """Time of the exposed collectives of a block."""
+    """Time of the exposed collectives of one block and micro-batch."""
     hidden_s: float
-    """Time of the collectives of a block that overlap with compute."""
+    """Time of the collectives of one block and micro-batch that overlap with compute."""
     tail_s: float
     """Time of gradient sums and optimiser step after the last micro-batch."""
     stages: tuple[StageUse, ...]
@@ -81,7 +81,7 @@ class Evaluation:
 
     @property
     def reason(self) -> str:
-        """Reason why it does not fit; empty if it does."""
+        """Reason why the mapping does not fit; empty if it does."""
         if self.over_bytes > 0.0:
             return (
                 f"OOM: {format_bytes(self.over_bytes)} over {format_bytes(self.capacity_bytes)} of "
@@ -100,7 +100,7 @@ class Evaluation:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data; time is null if it does not fit."""
+        """Return plain data; the time is null if the mapping does not fit."""
         return {
             "status": "ok" if self.fits else "oom",
             "time_s": self.time_s if self.fits else None,

@@ -1,8 +1,8 @@
 """Layouts: which dies of a wafer form the stages of a pipeline, and how the pipeline runs.
 
 All stages of a pipeline except the first and the last are equal, so that a step has a closed form:
-with m micro-batches, t the time of the slowest stage, and t_k and w_k the times of stage k and of
-its weight gradients,
+with m micro-batches, v chunks per stage, t the time of the slowest stage, and t_k and w_k the times
+of stage k and of its weight gradients,
 
     1F1B          m t + sum of the other t_k
     interleaved   m t + sum of the other t_k / v, sends v times as often (Narayanan et al. 2021)
@@ -44,7 +44,7 @@ class Layout:
     micro_batch: int
     """Sequences of one micro-batch."""
     schedule: str = "1f1b"
-    """A name of `SCHEDULES`."""
+    """Pipeline schedule, one of `SCHEDULES`."""
     chunks: int = 1
     """Model chunks per stage; more than one only if the schedule is interleaved."""
     replicas: int = 1
@@ -146,7 +146,7 @@ def weighed_split(blocks: int, stages: int, ends: tuple[float, float]) -> tuple[
 
 
 def stages_on(wafer: Wafer, layout: Layout) -> int:
-    """Stages on each wafer.
+    """Return the number of stages on each wafer.
 
     Examples
     --------
@@ -173,7 +173,7 @@ def micro_batch_fault(global_batch: int, layout: Layout) -> str:
     b, share = layout.micro_batch, global_batch // layout.replicas
     if b > 0 and global_batch % layout.replicas == 0:
         padded = -(-share // b) * b
-        smaller = (b - layout.dies) * (padded // b)  # the same number of smaller micro-batches
+        smaller = (b - layout.dies) * (padded // b)  # as many micro-batches, each smaller
         few = smaller < share and padded <= (1.0 + _MAX_PADDING) * share
         if padded == share or (b % layout.dies == 0 < share % layout.dies and few):
             return ""
@@ -278,7 +278,7 @@ def layouts(
     """
     columns, rows = wafer.grid
     x, y = wafer.link_bytes_per_s
-    columns, rows = columns if x > 0 else 1, rows if y > 0 else 1  # without links, no groups
+    columns, rows = columns if x > 0 else 1, rows if y > 0 else 1  # no links, no groups
     rows = 1 if wafer.switch is not None else rows  # any set of dies counts as a line
     for height in range(1, rows + 1):
         longest = columns if height > 1 or not (x > 0 and y > 0) else max(columns, wafer.dies)

@@ -14,13 +14,13 @@ from phaze_fast.errors import InvalidInputError, check_one_of, not_accepted
 from phaze_fast.tables import Array
 
 Die = tuple[int, int]
-"""Column and row."""
+"""A die, as its column and row."""
 
 Link = frozenset[Die]
-"""Two neighbours."""
+"""A link, as the two neighbouring dies that it joins."""
 
 Flow = tuple[int, int, float]
-"""Bytes from one die to another; dies are counted row by row."""
+"""Sending die, receiving die (both counted row by row) and bytes of a message."""
 
 MESH_ALGORITHMS: tuple[str, ...] = _core.MESH_ALGORITHMS
 """Collective algorithms on a mesh; ``auto`` selects the fastest."""
@@ -32,7 +32,7 @@ class Run(NamedTuple):
     """Members of a group along one axis of the mesh."""
 
     axis: int
-    """0 along a row, 1 along a column."""
+    """Axis of the run: 0 along a row, 1 along a column."""
     size: int
     """Number of members, at least 2."""
     stride: int = 1
@@ -65,14 +65,14 @@ class MeshTime(NamedTuple):
 
 @dataclass(frozen=True)
 class MeshGroup:
-    """One collective over every group of a rectangle of dies."""
+    """One collective, run at once by every group of a rectangle of dies."""
 
     op: str
-    """all-reduce, reduce-scatter, all-gather or all-to-all."""
+    """Collective: all-reduce, reduce-scatter, all-gather or all-to-all."""
     bytes: float
     """Bytes of each die's vector, as in `mesh_collective`."""
     runs: tuple[Run, ...]
-    """Runs whose product is a group."""
+    """Runs whose product is a group: a run along x and one along y form a tile of dies."""
     rectangle: tuple[int, ...]
     """The rectangle: column and row of its first die, width and height."""
     algorithm: str = "auto"
@@ -167,7 +167,7 @@ class Mesh:
 
     @cached_property
     def regions(self) -> tuple[Mesh, ...]:
-        """The connected parts, each with all other dies dead; the largest first."""
+        """The connected parts of the mesh, each with all other dies dead; the largest first."""
         every = {(x, y) for y in range(self.rows) for x in range(self.columns)}
         left, parts = every - self.dead, []
         while left:
@@ -184,7 +184,7 @@ class Mesh:
 
     @cached_property
     def _masks(self) -> tuple[Array, Array]:
-        """Dead dies, and dead links by die and direction, as the kernel takes them."""
+        """Masks of dead dies, and of dead links by die and direction, as the kernel takes them."""
         dies = np.zeros((self.rows, self.columns) if self.dead else (0, 0), dtype=np.uint8)
         for x, y in self.dead:
             dies[y, x] = 1

@@ -21,7 +21,7 @@ PARTS = ("before", "block", "behind")
 """Part of the model to which an operator belongs: before the blocks, in each block, after them."""
 
 ROLES: tuple[str, ...] = _core.ROLES
-"""Roles of a mesh slot for an operator, in the order of `_core.OP_MAPPING_DTYPE`."""
+"""Roles of a slot (see `slots_of`) for an operator, in the order of `_core.OP_MAPPING_DTYPE`."""
 
 WEIGHTS: tuple[str, ...] = _core.WEIGHT_MODES
 """Storage modes of weights, gradients and optimiser state, in the order of their codes."""
@@ -71,7 +71,7 @@ def plain_name(name: str) -> str:
 class MeshOperator:
     """One operator of a model, for one sequence.
 
-    Columns are split in whole units: heads if it works on heads, else single columns.
+    Columns are split in whole units: heads if the operator works on heads, else single columns.
     """
 
     name: str
@@ -80,41 +80,41 @@ class MeshOperator:
     seq_rows: int
     """Rows of one sequence."""
     units: int
-    """Number of units into which its columns can be split."""
+    """Number of units into which the operator's columns can be split."""
     inner_units: int
-    """Number of units into which its inner dimension can be split; 0 if it has none."""
+    """Number of units into which a product's inner dimension can be split; 0 if there is none."""
     kept_bytes: float
     """Bytes of its output that the backward pass needs, for one sequence."""
     output_kept: bool
-    """Whether these bytes are the output itself, not only a mask or statistics."""
+    """Whether `kept_bytes` are the output itself, not only a mask or statistics."""
     parameters: int
     stat_bytes: float
     """Bytes of statistics summed over split columns, forward and backward, for one sequence."""
     gather_bytes: float
     """Bytes of keys and values that must be gathered if rows are split, for one sequence."""
     expert: bool = False
-    """Whether its rows are experts, each with its own weights and tokens."""
+    """Whether the operator's rows are experts, each with weights and tokens of its own."""
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Roles it accepts."""
+        """Roles that the operator accepts."""
         return _ROLES_OF.get(self.spec.kind, _ANY_VECTOR)
 
     @property
     def product(self) -> bool:
-        """Whether it contracts the features of its input with weights."""
+        """Whether the operator is a product of its input with weights."""
         return self.spec.kind == "gemm"
 
     @property
     def overlaps(self) -> str:
-        """The tensor whose collective may overlap with it, in pieces: one of `OVERLAPS`."""
+        """The tensor whose collective may overlap with the product, in pieces: see `OVERLAPS`."""
         if not self.product:
             return ""
         return "output" if plain_name(self.name) in ROW_WISE else "input"
 
     @property
     def per_head(self) -> bool:
-        """Whether it is an attention product, computed once per head."""
+        """Whether the operator is an attention product, computed once per head."""
         return self.spec.kind in ("attention", "batched-gemm")
 
     def limit(self, role: str, micro_batch: int) -> int:
@@ -173,7 +173,7 @@ class MeshOperator:
 
     @cached_property
     def _query_bytes(self) -> float:
-        """Bytes it reads that scale with its rows."""
+        """Bytes of queries, the part of an attention product's inputs that scales with its rows."""
         return float(ELEMENT_BYTES * self.spec.b * self.spec.m * self.spec.k)
 
 
@@ -184,10 +184,10 @@ class Edge:
     source: int
     target: int
     kind: str
-    """inside, entry (into the first block), wrap (to the next block), exit (out of the last)."""
+    """Kind: inside, entry (into the first block), wrap (to the next), exit (out of the last)."""
     bytes: float
     again: bool
-    """Whether the backward pass needs it again in the split of its consumer."""
+    """Whether the backward pass needs the tensor again, split as the consumer takes it."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class Workload:
 
     @property
     def encodes(self) -> bool:
-        """Whether a block is an encoder and a decoder block; one stage then has all blocks."""
+        """Whether a block joins an encoder and a decoder block; one stage then has all blocks."""
         return bool(self.model.encoder_layers)
 
     @cached_property
@@ -269,7 +269,7 @@ def _parameters(model: TransformerModel, spec: OperatorSpec) -> int:
 def _operators(
     model: TransformerModel, part: str, builder: LayerBuilder, input_bytes: float
 ) -> list[MeshOperator]:
-    """Operators of one part; a block's last operator also stores `input_bytes` of the next."""
+    """Operators of one part; a block's last one also stores the next block's `input_bytes`."""
     kept_bytes: dict[str, float] = {}
     for tensor in builder.kept:
         kept_bytes[tensor.producer] = kept_bytes.get(tensor.producer, 0.0) + tensor.bytes
@@ -318,7 +318,7 @@ def _routed(builder: LayerBuilder) -> LayerBuilder:
     """Rewrite the dispatch and combine of a block's experts.
 
     A separate operator `dispatch` copies tokens for their experts; its output is the payload of
-    the all-to-all. Returned tokens are weighted on arrival, so that `combine` is dropped.
+    the all-to-all. Tokens that experts return are weighted on arrival, so `combine` is dropped.
     """
     names = [spec.name for spec in builder.specs]
     if "dispatch" not in names:

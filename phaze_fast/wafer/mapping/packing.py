@@ -19,7 +19,7 @@ from phaze_fast.wafer.mapping.mesh import Die, Link, Mesh
 
 _NODES = 4_000  # node limit of one path search
 _STARTS = 10  # dies from which path searches start
-_JUMPS = 2  # steps of a path that may pass through a die
+_JUMPS = 2  # number of steps of a path that may pass through a die
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _bands(mesh: Mesh, width: int, height: int) -> tuple[Die, ...]:
 
 @lru_cache(maxsize=65536)
 def _tiles(mesh: Mesh, width: int, height: int) -> tuple[Die, ...]:
-    """First dies of rectangles in bands of rows or of columns, in the region that holds most."""
+    """First dies of rectangles in bands of rows or columns, in the region that holds the most."""
     by_region: list[tuple[Die, ...]] = []
     for part in mesh.regions:
         by_region.append(_bands(part, width, height))
@@ -131,7 +131,7 @@ def _steps_of(mesh: Mesh) -> dict[Die, tuple[list[Die], list[Step], list[Step]]]
 
 
 class _PathSearch:
-    """Depth-first search for a long path from one die; dies with few free neighbours come first."""
+    """Depth-first search for a long path from a die; dies with few free neighbours come first."""
 
     def __init__(self, mesh: Mesh, start: Die, jumps: int) -> None:
         self.near, self.jumps = _steps_of(mesh), jumps
@@ -286,7 +286,7 @@ def place_fault(wafer: Wafer, sides: tuple[int, int], stages: int, wafers: int, 
 
 
 def is_bent(wafer: Wafer, width: int, height: int, stages: int) -> bool:
-    """Whether that many stages fit only as bent lines."""
+    """Whether so many stages of one shape fit on a wafer only as bent lines."""
     if wafer.switch is not None:
         return False
     return height == 1 and stages > len(tiles(wafer, width, height))

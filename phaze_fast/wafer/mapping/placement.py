@@ -29,7 +29,7 @@ Seconds = tuple[float, float]
 """Seconds per byte, and fixed seconds."""
 
 _RULES = ("stream_capacity_bytes", "stream_bytes_per_s", "stream_link_s", "stream_both_s")
-_TURNED = [2, 3, 0, 1]  # links towards +x, -x, +y, -y of the transposed grid
+_TURNED = [2, 3, 0, 1]  # directions +x, -x, +y, -y as numbered in the transposed grid
 _FAR = (float("inf"), float("inf"))
 
 
@@ -50,7 +50,7 @@ class Placement:
 
     @property
     def here(self) -> int:
-        """Stages on each wafer."""
+        """Number of stages on each wafer."""
         return stages_on(self.wafer, self.layout)
 
     @cached_property
@@ -67,14 +67,15 @@ class Placement:
 
     @cached_property
     def by_wafer(self) -> tuple[slice, ...]:
-        """Stages on each wafer of a pipeline."""
+        """Slices of the stages that lie on each wafer of a pipeline."""
         starts = range(0, self.layout.stages, self.here)
         return tuple(slice(start, start + self.here) for start in starts)
 
     def links(self) -> Links:
         """Links between neighbouring dies of a stage.
 
-        A bent line has the rate of the slower axis. With switches: the link from each die to them.
+        A bent line has the rate of the slower axis. With switches, the links are those from each
+        die to the switches.
         """
         wafer, layout = self.wafer, self.layout
         x, y = wafer.link_bytes_per_s
@@ -87,7 +88,7 @@ class Placement:
     # ---- sends between stages ----
 
     def pairs(self) -> list[tuple[int, int, int]]:
-        """List the stages on one wafer that send to each other: first, second, times.
+        """List the stages on one wafer that send to each other: first, second, how often.
 
         Interleaved chunks also pass from the last stage back to the first one.
         """
@@ -138,8 +139,8 @@ class Placement:
     def stream_shares(self, stream: MemoryTier | None, links: bool = True) -> dict[str, float]:
         """Capacity and bandwidth of off-wafer memory per die in use, as fields of kernel rules.
 
-        Dies in use also get the share of idle dies. Without `links`, the links between dies take no
-        time.
+        Dies in use also get the share of idle dies. If `links` is false, bytes take no time on the
+        links between dies.
         """
         if stream is None:
             return dict.fromkeys(_RULES, 0.0)
@@ -155,8 +156,8 @@ class Placement:
     def cross_stage_s(self) -> Array | None:
         """Return `cross_stage_link_s` of all stages; zero between stages on different wafers.
 
-        None with switches, if every stage has a wafer of its own, or if off-wafer memory cannot be
-        reached.
+        The result is None with switches, if every stage has a wafer of its own, or if off-wafer
+        memory cannot be reached.
         """
         if self.wafer.switch is not None or self.here == 1:
             return None
@@ -218,7 +219,7 @@ def _switch_sends(links: Links, dies: int, stages: int, chunks: int) -> tuple[Se
 
 
 def _ports(mesh: Mesh, edges: tuple[str, ...]) -> dict[Die, set[int]]:
-    """Dies that carry I/O, each with the axes (0 rows, 1 columns) along which bytes enter."""
+    """Dies at I/O edges, each with the axes (0 rows, 1 columns) along which bytes enter."""
     columns, rows = mesh.columns, mesh.rows
     at = {"left": (0, 0), "right": (0, columns - 1), "top": (1, 0), "bottom": (1, rows - 1)}
     ports: dict[Die, set[int]] = {}
@@ -230,7 +231,7 @@ def _ports(mesh: Mesh, edges: tuple[str, ...]) -> dict[Die, set[int]]:
 
 
 def _flows(columns: int, shares: dict[Die, float], used: Dies) -> Array:
-    """(from, to, bytes) for every die that carries I/O and every die in use."""
+    """(from, to, bytes) from each die in `shares` with its share to each die in use."""
     ports = np.array([y * columns + x for x, y in shares], dtype=np.float64)
     dies = np.array([y * columns + x for x, y in used], dtype=np.float64)
     flow_bytes = np.repeat(np.array(list(shares.values()), dtype=np.float64), len(dies))
@@ -248,7 +249,7 @@ def _reached(mesh: Mesh, die: Die, port: Die) -> bool:
 
 @lru_cache(maxsize=65536)
 def _unit_loads(mesh: Mesh, edges: tuple[str, ...], used: Dies) -> Array | None:
-    """Bytes per link if every die in use receives one byte; None if it can reach no I/O die."""
+    """Bytes per link if every die in use receives one byte; None if no I/O die is reachable."""
     ports = _ports(mesh, edges)
     if mesh.dead or mesh.cut:
         ports = {die: axes for die, axes in ports.items() if _reached(mesh, used[0], die)}
@@ -338,7 +339,7 @@ def _link_seconds(loads: Array, rates: tuple[float, float]) -> Array | None:
 
 
 def cross_stage_link_s(wafer: Wafer, placed: tuple[Dies, ...]) -> Array | None:
-    """Seconds that the streams of each stage on one wafer occupy the links of each stage.
+    """Seconds for which the streams of one stage occupy the links of another, on one wafer.
 
     Parameters
     ----------

@@ -78,7 +78,7 @@ class PriceTable(NamedTuple):
         return cls(*(np.zeros((operators, splits)) for _ in cls._fields))
 
     def columns(self) -> dict[str, Array]:
-        """Return each table by name as a flat array for the compiled kernel."""
+        """Return each field by name as a flat array for the kernel."""
         return {name: table.reshape(-1) for name, table in self._asdict().items()}
 
 
@@ -105,7 +105,7 @@ def alike(operators: Sequence[MeshOperator]) -> list[int]:
 
 @lru_cache(maxsize=512)
 def combinations(dies: int) -> tuple[Array, Array, Array]:
-    """Return the divisors of `dies`, the column of each (B, M, N, K), and the splits in order."""
+    """Return the divisors of `dies`, the column of each split, and the (B, M, N, K) splits."""
     parts = divisors(dies)
     column = np.full(len(parts) ** 4, -1, dtype=np.int32)
     splits: list[tuple[int, ...]] = []
@@ -170,7 +170,7 @@ def operator_costs(
 
 @dataclass(frozen=True)
 class WaferTraining:
-    """The training step.
+    """The training step on a wafer.
 
     Examples
     --------
@@ -275,7 +275,7 @@ class Problem:
         self._least: dict[tuple[int, int], LeastWork] = {}
 
     def variant(self, **rules: Any) -> Problem:
-        """Return the same problem under other rules than the usual ones; prices are shared."""
+        """Return this problem with other `rules`; the rest have defaults, and prices are shared."""
         problem = Problem(self.model, self.wafer, self.training, work=self._given, **rules)
         problem._times = self._times
         if not problem.volume and not self.volume:
@@ -283,7 +283,7 @@ class Problem:
         return problem
 
     def on(self, wafer: Wafer) -> Problem:
-        """Return the same problem on a wafer that differs only in faults; prices are shared."""
+        """Return this problem on a wafer that differs only in faults; prices are shared."""
         problem = Problem(self.model, wafer, *self._inputs()[2:])
         problem._times, problem._tables, problem._least = self._times, self._tables, self._least
         return problem
@@ -494,7 +494,7 @@ class Problem:
         return record
 
     def boundary_s(self, placement: Placement) -> Array:
-        """Seconds per byte that each stage takes to send tensors and gradients."""
+        """Seconds per byte of a tensor between blocks that each stage takes for all its sends."""
         layout = placement.layout
         last = layout.stages - 1
         if self.volume:
@@ -548,7 +548,7 @@ class Problem:
         Raises
         ------
         InvalidInputError
-            If some operator cannot be split over that many dies.
+            If the layout is not accepted, or some operator cannot be split over a stage's dies.
         """
         if fault := self.fault(layout):
             raise InvalidInputError(fault)

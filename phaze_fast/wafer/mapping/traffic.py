@@ -35,18 +35,18 @@ class Transfer:
     target: str
     """Operator that receives the tensor; empty for weights."""
     when: str
-    """forward, backward, again (stored inputs, for the backward pass) or step."""
+    """When it runs: forward, backward, again (stored inputs, for the backward pass) or step."""
     op: str
-    """all-gather, reduce-scatter, all-reduce or all-to-all."""
+    """Collective: all-gather, reduce-scatter, all-reduce or all-to-all."""
     runs: tuple[Run, ...]
     """Runs of dies that form one group."""
     payload_bytes: float
     """Payload as defined by `mesh_collective`."""
     hidden: bool
-    """Whether it overlaps with the computation of the pass."""
+    """Whether the collective overlaps with the computation of the pass."""
     overlaps: str = ""
-    """Product with which it may overlap in pieces, if that is faster; empty if it does not
-    overlap."""
+    """Product with which the collective may overlap in pieces, if that is faster; empty if there is
+    none."""
 
     def __str__(self) -> str:
         shape = " and ".join(
@@ -72,7 +72,7 @@ class Transfer:
 
 
 class _Slots:
-    """Slots of one rectangle, and the role of each slot for every operator."""
+    """Slots of one rectangle (see `slots_of`), and the role of each slot for every operator."""
 
     def __init__(self, problem: Problem, encoding: Encoding) -> None:
         self.slots = slots_of(encoding.layout.width, encoding.layout.height)
@@ -97,7 +97,7 @@ class _Slots:
         return prod(self.slots[k].size for k in chosen)
 
 
-# State of a tensor along a slot, by the role of the slot for the operator that makes or takes it.
+# State of a tensor along a slot, by the slot's role for the operator that writes or reads it.
 _ANY = {"batch": "batch", "rows": "rows", "copies": "whole"}
 _MADE = {**_ANY, "columns": "features", "inner": "partial"}
 _PRODUCT_TAKES = {**_ANY, "inner": "features", "columns": "whole"}
@@ -149,7 +149,7 @@ def _edges(problem: Problem, slots: _Slots, micro_batch: int) -> Iterator[Transf
         return _states(ops[target], table, slots.role[target])
 
     homes = {edge.target: edge.source for edge in problem.work.edges if edge.kind == "wrap"}
-    after_it = dict(pairwise(problem.work.chain))  # pays first if consumers share a conversion
+    after_it = dict(pairwise(problem.work.chain))  # edges of the chain pay for shared conversions
     for edge in sorted(problem.work.edges, key=lambda e: after_it.get(e.source) != e.target):
         source, target = ops[edge.source], ops[edge.target]
         overlaps = source.name if source.overlaps == "output" else ""
@@ -313,14 +313,14 @@ def describe(problem: Problem, encoding: Encoding) -> str:
 
 
 def part_counts(problem: Problem, encoding: Encoding) -> dict[str, list[int]]:
-    """Count every part of the model in every stage."""
+    """Count how often each stage has each part of the model."""
     others = [0] * (encoding.layout.stages - 1)
     blocks = list(problem.blocks(encoding.layout))
     return {"before": [1, *others], "block": blocks, "behind": [*others, 1]}
 
 
 def held_parameters(problem: Problem, encoding: Encoding) -> list[tuple[float, float, str]]:
-    """Return for each operator: parameters per die, dies with a copy of them, weight mode."""
+    """Return for each operator: parameters per die, dies with the same ones, weight mode."""
     layout = encoding.layout
     by_operator = []
     for i, op_mapping in enumerate(encoding.operator_mappings):
@@ -390,7 +390,7 @@ def step_loads(problem: Problem, encoding: Encoding) -> Array:
     -------
     numpy.ndarray
         Bytes, shape (rows, columns, 4): links towards +x, -x, +y and -y of each die. With
-        switches: bytes to them, bytes from them, and two zeros.
+        switches: bytes to the switches, bytes from them, and two zeros.
 
     Examples
     --------

@@ -68,7 +68,7 @@ def _tensor_role(op: MeshOperator, sequence_parallel: bool) -> str:
     if name in ROW_WISE or kind == "embedding":
         return "inner"
     in_region = op.part == "block" and (kind in _INSIDE or name == "score-dropout")
-    if in_region and op.name != "weigh":  # which follows the experts' region
+    if in_region and op.name != "weigh":  # weigh follows the region of experts
         return "columns"
     if op.product:  # the head's transform, which Megatron-LM replicates on every device
         return "rows"
@@ -271,7 +271,7 @@ TYPES = ("batch", "inner", "columns")
 
 @dataclass(frozen=True)
 class LayerSize:
-    """Tensor sizes of one product in AccPar's cost model, in elements."""
+    """Elements of the tensors of one product in AccPar's model: features F, errors E, weights W."""
 
     name: str
     inputs: float
@@ -281,7 +281,7 @@ class LayerSize:
     weights: float
 
     def cut(self, kind: str, parts: int) -> LayerSize:
-        """Return the sizes of one part."""
+        """Return the sizes of one of `parts` equal parts after a split of type `kind`."""
         return LayerSize(
             self.name,
             self.inputs / (parts if kind in ("batch", "inner") else 1),
@@ -360,7 +360,7 @@ def types_of(
 
 
 def _products(problem: Problem, micro_batch: int) -> list[LayerSize]:
-    """Products in the order of the data flow; parallel ones follow one another."""
+    """Products in the order of the data flow, parallel ones one after another."""
     layers = []
     for op in problem.work.operators:
         if op.product:
@@ -457,19 +457,19 @@ Candidates = Callable[[Layout], Iterator[Candidate]]
 
 @dataclass(frozen=True)
 class System:
-    """What the plans of one system may be."""
+    """The plans that one system may make."""
 
     split: str
     """pairs: products by columns, then rows, as Megatron-LM does; replicas: the batch over all
     dies; types: as AccPar does."""
     weights: tuple[str, ...] = ("replicated",)
-    """Weight modes."""
+    """Weight modes of the plans, of `WEIGHTS`."""
     outputs: tuple[str, ...] = RECOMPUTE
-    """Treatments of outputs; none where they are chosen exactly."""
+    """Modes of outputs, of `RECOMPUTE` and `OFFLOADED`; empty: outputs are chosen exactly."""
     one_stage: bool = True
-    """Whether there is no pipeline."""
+    """Whether all plans have one stage, without a pipeline."""
     off_wafer: bool = False
-    """Whether it needs memory off the wafer."""
+    """Whether the plans need memory off the wafer."""
     types: tuple[str, ...] = TYPES
     """Types that products may be split by, of `TYPES`."""
 
@@ -528,7 +528,7 @@ def is_linear(problem: Problem, layout: Layout) -> bool:
 
 
 def layouts_of(problem: Problem, system: System, linear: bool) -> list[Layout]:
-    """Layouts of 1F1B or interleaved pipelines that suit a system: all, or of consecutive ranks.
+    """Layouts without ZB-H1 that suit a system; with `linear`, those of consecutive ranks.
 
     Replicas need at least one sequence per die.
     """
@@ -543,7 +543,7 @@ def layouts_of(problem: Problem, system: System, linear: bool) -> list[Layout]:
 
 
 def candidates_of(problem: Problem, system: System, linear: bool = False) -> Candidates:
-    """Every split of a layout that suits a system, with its weight modes and outputs."""
+    """Return what yields the splits of a layout by a system, with its weight modes and outputs."""
     codes: list[Array | None] = [outputs_of(problem, mode) for mode in system.outputs] or [None]
 
     @cache  # micro-batches, stages and schedules share one plan
@@ -586,9 +586,9 @@ class Baseline:
     name: str
     default: Evaluation
     tuned: Evaluation
-    """Best plan within its rules, groups in linear rank order."""
+    """Best plan within the system's rules, with groups in linear rank order."""
     tiled: Evaluation
-    """Best plan within its rules, groups in the best tiling of the mesh."""
+    """Best plan within the system's rules, with groups in the best tiling of the mesh."""
     evaluations: int
     default_is_tuned: bool = False
     """Whether the advice gives no plan on this wafer, so that the tuned plan is the default."""
@@ -613,7 +613,7 @@ class Baseline:
 
 
 class Tuner:
-    """Evaluates candidates layout by layout."""
+    """Finds the best of a system's candidates, layout by layout."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -639,7 +639,7 @@ class Tuner:
         return self.tiled[key]
 
     def best(self, wanted: Iterable[Layout], candidates: Candidates) -> Evaluation | None:
-        """Fastest candidate that fits, else the one that exceeds memory least; None if none."""
+        """Fastest candidate that fits, else the one least over memory; None without candidates."""
         queue = sorted((self.roofline.bound_s(self.problem, own), own) for own in set(wanted))
         top: tuple[float, float] = (float("inf"), float("inf"))
         best_candidate: tuple[Layout, Array, Array | None] | None = None

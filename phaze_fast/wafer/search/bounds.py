@@ -15,9 +15,9 @@ from phaze_fast.wafer.mapping.layout import Layout
 from phaze_fast.wafer.mapping.operators import PARTS, passes
 from phaze_fast.wafer.mapping.problem import LeastWork, Problem
 
-_NEAR = 0.9  # weight of compute at which weights below 1 are tested first
-_START_PRICES = (0.0, 4.0, 8.0, 12.0)  # powers of two, see _scale()
-_PRICES = tuple(float(at) for at in range(-12, 13, 2))  # powers of two, see _scale()
+_NEAR = 0.9  # weight of work, against collectives, at which weights below 1 are tested first
+_START_PRICES = (0.0, 4.0, 8.0, 12.0)  # exponents: a price is 2**at times _scale()
+_PRICES = tuple(float(at) for at in range(-12, 13, 2))  # exponents, as above
 _STREAMS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)  # weights of the off-wafer stream
 
 
@@ -26,14 +26,14 @@ class Roofline:
     """Time of a step at the dies' peak rates: a quick lower bound."""
 
     work: LeastWork
-    """Die-seconds of one sequence."""
+    """Die-seconds of one sequence, by part of the model."""
     state_bytes: float
     """Bytes of weights, gradients and optimiser state of the whole model."""
     streamed_share: float
     """Share of the off-wafer state that one micro-batch moves."""
 
     def bound_s(self, problem: Problem, layout: Layout) -> float:
-        """Lower bound of a layout; infinite if the state alone does not fit."""
+        """Lower bound of the step time in a layout; infinite if the state alone does not fit."""
         if self.state_bytes > self._memory_bytes(problem, layout):
             return float("inf")
         here = layout.micro_batch / layout.dies
@@ -42,7 +42,7 @@ class Roofline:
         return max(_step_s(problem, layout, self.work, here), streamed_s)
 
     def _memory_bytes(self, problem: Problem, layout: Layout) -> float:
-        """Memory of all dies of a pipeline and off its wafers; it holds one copy of the state."""
+        """Memory of a pipeline's dies and off its wafers, for one copy of the state."""
         memory = layout.dies * layout.stages * problem.capacity_bytes
         if problem.stream is not None:
             wafers = problem.wafer.wafer_count // layout.replicas
@@ -93,9 +93,9 @@ class LeastMemory(NamedTuple):
     needed_bytes: float
     limit_bytes: float
     off_wafer: bool
-    """Whether the die's off-wafer memory is included in both."""
+    """Whether a die's share of off-wafer memory is included in both numbers of bytes."""
     op_mappings: Array
-    """Operator mappings with that minimum."""
+    """Operator mappings that need only `needed_bytes`."""
 
     @property
     def proves_oom(self) -> bool:
@@ -104,7 +104,7 @@ class LeastMemory(NamedTuple):
 
 
 def least_memory(problem: Problem, mapping: _core.Mapping) -> list[LeastMemory]:
-    """Return the least memory of a compiled layout: of the die, and with its off-wafer memory.
+    """Return the least memory of a compiled layout: on the die, and with off-wafer memory.
 
     Examples
     --------
@@ -122,7 +122,7 @@ def least_memory(problem: Problem, mapping: _core.Mapping) -> list[LeastMemory]:
 
 
 def _step_s(problem: Problem, layout: Layout, work: LeastWork, share: float = 1.0) -> float:
-    """Seconds of a step that consists only of a share of this work."""
+    """Seconds of a step that consists of a share of `work` and of nothing else."""
     blocks = problem.blocks(layout)
     loads = [count * work.block_s for count in blocks]
     loads[0] += work.before_s
@@ -136,7 +136,7 @@ def _step_s(problem: Problem, layout: Layout, work: LeastWork, share: float = 1.
 
 
 def work_bound(problem: Problem, layout: Layout) -> float:
-    """Lower bound of a layout: each operator at its fastest split, and no communication.
+    """Lower bound of a layout's step: each operator at its fastest split, no communication.
 
     Examples
     --------
@@ -165,7 +165,7 @@ def roofline(problem: Problem) -> Roofline:
     directions = (2.0 * spec.weight_bytes, spec.gradient_bytes)  # in and out
     off = problem.wafer.off_wafer
     busier = max(directions) if off is not None and off.duplex else sum(directions)
-    # Weights stay on the wafer.
+    # If weights stay on the wafer, gradients alone move to the state off it.
     streamed_share = spec.gradient_bytes / (spec.gradient_bytes + spec.state_bytes)
     moved = min(busier / parameter_bytes, streamed_share) * (1.0 - 1e-9)
     state = parameter_bytes * problem.work.parameters
@@ -265,8 +265,8 @@ def priced_mappings(
 ) -> list[Any]:
     """Return operator mappings of relaxations with rising prices of memory.
 
-    They are chosen jointly along the chain of a block, so that they are good starts if memory is
-    scarce and no single change helps.
+    A relaxation chooses them jointly along the chain of a block, so that they are good starts where
+    memory is scarce and no single change helps.
     """
     scale = _scale(problem, layout, free_s)
     weights = ((1.0, 0.0),) if problem.stream is None else ((1.0, 0.0), (1.0, 0.5))
@@ -286,7 +286,7 @@ def _scale(problem: Problem, layout: Layout, free: float) -> float:
 def _priced(
     relaxation: _core.Relaxation, theta: float, phi: float, scale: float, enough_s: float
 ) -> tuple[float, float]:
-    """Return the best bound over prices of memory, and that price.
+    """Return the best bound over prices of memory, and the price that gives it.
 
     The bound is the maximum of a concave function of the price and its value at price zero. Once
     it falls, or has returned to that value, it does not rise again.
@@ -319,7 +319,7 @@ def quick_bound(
     free: float,
     enough_s: float = float("inf"),
 ) -> float:
-    """Bound one layout before it is searched: at price zero, and at more prices if it streams.
+    """Bound a layout before its search: at price zero and, if dies stream, at more prices.
 
     Parameters
     ----------

@@ -106,8 +106,8 @@ class Effort:
     budget_s: float | None = None
     """Seconds after which no further layout is visited; the result then depends on the machine."""
     stop: Callable[[], bool] | None = None
-    """Called periodically; if it returns true, no further layout is visited, as if the budget were
-    spent. Worker processes do not call it."""
+    """Called periodically; once it returns true, no further layout is visited, as if the budget
+    were spent. Worker processes do not call it."""
 
     def __post_init__(self) -> None:
         for name, most in (("seeds", 1000), ("steps", 10**9), ("promising", 10**6)):
@@ -116,7 +116,7 @@ class Effort:
             raise not_accepted("budget_s", self.budget_s, "seconds > 0")
 
     def spent(self, began: float) -> bool:
-        """Whether a search that began at a `time.perf_counter` is to stop."""
+        """Whether a search that began at `began`, a `time.perf_counter` value, is to stop."""
         if self.stop is not None and self.stop():
             return True
         return self.budget_s is not None and time.perf_counter() - began > self.budget_s

@@ -3,11 +3,11 @@
 Layouts are visited in the order of a quick bound, in batches of a fixed size; a layout whose bound
 is no better than the best mapping so far is pruned, and so is one in which a die needs more than
 its memory under every mapping. If none of the first batch has a mapping that fits, one is
-constructed: the mapping of least memory in the layouts with most memory. Each of the others gets
-start mappings - plans of other systems and the operator mappings of a relaxation - which are
-improved by single changes and a short annealing. The most promising layouts then get a genetic
-search: several seeds, long annealings, and children that take some operators from one parent and
-the rest from another. The same seed gives the same answer for any number of threads.
+constructed: the mapping of least memory in the layouts with most memory. Each layout that is not
+pruned gets start mappings - plans of other systems and the operator mappings of a relaxation -
+which are improved by single changes and a short annealing. The most promising layouts then get a
+genetic search: several seeds, long annealings, and children that take some operators from one
+parent and the rest from another. The same seed gives the same answer for any number of threads.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ Rank = tuple[bool, float]
 _LAST: Rank = (True, float("inf"))
 _BATCH = 16  # layouts between two updates of the incumbent
 _CONSTRUCTED = 64  # layouts with most memory among which a mapping is constructed
-_TIGHTENED = 4  # bounds tightened at a time
+_TIGHTENED = 4  # number of bounds tightened at a time
 _FIRST_STEPS = 3_000
 _NEAR = 1.2  # factor on the incumbent below which the survey tries single changes
 _LOSS = 0.03  # initial relative loss that annealing accepts
-_LOSSES = (0.03, 0.1, 0.3)  # the same for successive seeds
+_LOSSES = (0.03, 0.1, 0.3)  # initial relative losses for successive seeds
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Tried:
 
 
 def _by_memory(layout: Layout) -> tuple[bool, int, int, int, Layout]:
-    """Sort by memory available per sequence: many dies, small micro-batches; plain 1F1B first."""
+    """Sort key for most memory per sequence: plain 1F1B, many dies, small micro-batches first."""
     plain = layout.schedule == "1f1b" and not layout.blocks
     return (not plain, -layout.dies * layout.stages, layout.micro_batch, -layout.dies, layout)
 
@@ -123,7 +123,7 @@ class MappingSearch:
         self.pruned = self.unseen = 0
         self.begun = False
         self.missing = False  # whether the state fits in none of the layouts
-        self.short_of_state = state_shortfall(problem)  # or in no placement at all
+        self.short_of_state = state_shortfall(problem)  # why in no placement at all, or empty
         self.count = 0
 
     # ---- one layout ----
@@ -150,7 +150,7 @@ class MappingSearch:
         if oom is not None:
             tried = Tried(layout, float("inf"), _LAST, oom.op_mappings, mapping, oom)
             self.start(tried, (oom.op_mappings,))
-            tried.mapping = None  # many layouts may be proven not to fit
+            tried.mapping = None  # to free it: many layouts may not fit
             return tried
         relaxation = mapping.relaxation()
         free, relaxed = relaxation.bound(1.0, 0.0, enough=best)
@@ -180,7 +180,7 @@ class MappingSearch:
         return tried
 
     def start(self, tried: Tried, starts: Iterable[Array]) -> None:
-        """Store the best of several start mappings of a layout."""
+        """Evaluate start mappings of a layout; keep the best in `tried`."""
         for op_mappings in starts:
             try:
                 tried.mapping.assign(op_mappings)
@@ -194,7 +194,7 @@ class MappingSearch:
     # ---- the genetic search in one layout ----
 
     def breed(self, tried: Tried) -> Tried:
-        """Anneal several seeds, then children of the best two."""
+        """Anneal several seeds, then children of the best mapping with others in turn."""
         mapping = tried.mapping
         if tried.oom is not None or (self.effort.stop is not None and self.effort.stop()):
             return tried
@@ -244,7 +244,7 @@ class MappingSearch:
         return tight_bound(self.problem, tried.layout, relaxation, tried.bound_s, enough_s)
 
     def certify(self, pool: ThreadPoolExecutor, seen: list[Tried], best: float) -> None:
-        """Tighten the lowest bounds until the lowest one is tight."""
+        """Tighten the lowest bounds until the lowest of all is a tightened one."""
         seen = sorted(seen, key=lambda tried: (tried.bound_s, tried.layout))
         while seen and seen[0].bound_s < min([best, *self.bounds]):
             lowest, seen = seen[:_TIGHTENED], seen[_TIGHTENED:]
@@ -254,7 +254,7 @@ class MappingSearch:
     # ---- the whole search ----
 
     def layouts(self) -> list[tuple[float, Layout]]:
-        """List every layout with its quick bound: those with starts, then by increasing bound.
+        """List every layout with its quick bound: those with starts first, then by rising bound.
 
         If the state fits in none, the layouts with most memory are visited, which shows how much
         memory is missing.
@@ -530,7 +530,7 @@ def search_task(
 
 
 def read_result(problem: Problem, data: Data) -> tuple[MappingResult | None, float]:
-    """Read the output of `search_data`: the result, None if bounds prune all; the bound."""
+    """Read the output of `search_data`: result (None if bounds prune all layouts) and bound."""
     bound_s = float("inf") if data["bound_s"] is None else float(data["bound_s"])
     record = data["result"]
     return None if record is None else MappingResult.from_record(problem, record), bound_s

@@ -29,7 +29,7 @@ Data = dict[str, Any]
 Progress = Callable[[int, int, float], None]
 """Called with parts done, total parts, and the best time so far (infinite at first)."""
 Call = Callable[["Task", int, Progress | None], Data]
-"""Runs a task on so many threads; its result does not depend on them unless the budget runs out."""
+"""Runs a task on a number of threads, on which its result depends only if the budget runs out."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Task:
     """A module-level function, so that worker processes can import it."""
     problem: Problem
     given: Data
-    """Plain data."""
+    """Plain data that the call reads besides the problem."""
     budget_s: float | None = None
     """Seconds after which the call may stop early; its result then has a true `cut` and is not
     cached."""
     stop: Callable[[], bool] | None = None
-    """Called periodically; if it returns true, the task stops early. Only for sequential tasks."""
+    """Called periodically; once it returns true, the task stops. Only for sequential tasks."""
 
     @cached_property
     def key(self) -> str:
@@ -149,7 +149,7 @@ class Session:
         Returns
         -------
         list
-            Their results, in the order of the tasks.
+            Results of the tasks, in their order.
 
         Raises
         ------

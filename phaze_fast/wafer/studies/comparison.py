@@ -1,4 +1,4 @@
-"""Our mapping of a model on a wafer compared with other systems' plans and with ablations."""
+"""The mapping found on a wafer, compared with other systems' plans and with ablations."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Comparison(Table):
     baselines: dict[str, Baseline]
     ablations: dict[str, Evaluation]
     memory_at_equal_speed: dict[str, Evaluation]
-    """Per baseline: our mapping of least memory that is no slower than the baseline's best plan."""
+    """Per baseline, the mapping of least memory found that is no slower than its best plan."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -202,7 +202,7 @@ def compare_mappings(
     equal_speed_memory: bool = True,
     session: Session | None = None,
 ) -> Comparison:
-    """Search a mapping, and evaluate other systems' plans and ablations of our search.
+    """Search for a mapping, and evaluate other systems' plans and ablations of the search.
 
     Parameters
     ----------

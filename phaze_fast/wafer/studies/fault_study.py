@@ -37,7 +37,7 @@ class FaultStudy(Table):
     times_s: tuple[float, ...]
     """Seconds of a step under each map; infinite if no mapping fits."""
     whole_s: float
-    """Seconds of a step without faults."""
+    """Seconds of a step without any fault map."""
     seconds: float
 
     @property
@@ -51,7 +51,7 @@ class FaultStudy(Table):
         return sum(self.rates) / len(self.rates)
 
     def by_spares(self) -> list[dict[str, Any]]:
-        """Per number of spares: share of wafers with no more dead dies, mean and least rates."""
+        """Per number of spares: share of maps with no more dead dies, their mean and least rate."""
         rates, dead = self.rates, [len(fault_map.dead_dies) for fault_map in self.maps]
         rows = []
         for spares in range(min(dead), max(dead) + 1):
@@ -85,7 +85,7 @@ class FaultStudy(Table):
 
 
 class _Known:
-    """Mappings found so far by layout, and lower bounds on the time of each other layout."""
+    """Mappings found so far by layout; for other layouts, a time below which none was found."""
 
     def __init__(self, effort: Effort, seed: int, threads: int | None) -> None:
         self.effort, self.seed, self.threads = effort, seed, threads
@@ -101,7 +101,7 @@ class _Known:
         ]
 
     def best(self, problem: Problem) -> float:
-        """Time of the best mapping on a wafer; infinite if none fits."""
+        """Time of the best mapping on a wafer, known or newly found; infinite if none fits."""
         best_s = float("inf")
         for _, layout in sorted(self._placed(problem.wafer))[:_SCORED]:
             scored = score_op_mappings(problem, layout, self.mappings[layout][1])

@@ -3,9 +3,10 @@
 A search for the fastest wafer prunes a wafer that another contains - the same die, no fewer of
 them along either axis, no slower links, no less memory: every mapping of the smaller one runs on
 the larger, except that the pipeline may turn at other dies, whose sends are a small part of a step.
-The others are searched briefly in the order of a quick bound, in waves of a fixed size and only
-below the best time so far; the best few are then searched at length. Wafers of a wave are tasks of
-one session, so that the answer is the same for every executor, and a stopped run can be resumed.
+All other wafers are searched briefly in the order of a quick bound, in waves of a fixed size and
+only below the best time so far; the best few are then searched at length. Wafers of a wave are
+tasks of one session, so that the answer is the same for every executor, and a stopped run can be
+resumed.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class WaferResult(Table):
     evaluations: int
     seconds: float
     rows: tuple[dict[str, Any], ...] = ()
-    """Every wafer that no other contains: status, bound and best mapping, fastest first."""
+    """The base and every wafer that no other contains: status, bound, mapping; fastest first."""
     undecided: int = 0
     """If no mapping that fits was found: wafers without a proof that there is none, unseen ones
     included."""
@@ -125,9 +126,9 @@ class WaferResult(Table):
 
 
 def _alike(wafer: Wafer) -> tuple[Any, ...]:
-    """Return what is equal in a wafer that contains this one: all except sizes and rates.
+    """Return what two wafers must share for one to contain the other: not sizes and rates.
 
-    That is the die as far as operator times depend on it, without memory and links; the switches;
+    These are the die as far as operator times depend on it, without memory and links; the switches;
     the number of wafers, on each of which a pipeline has a stage; how off-wafer memory is attached.
     """
     off = wafer.off_wafer
@@ -299,7 +300,7 @@ class _WaferSearch:
 
     @property
     def limit_s(self) -> float:
-        """Time that a wafer must beat."""
+        """Time of the best mapping so far, which a wafer must beat; infinite if none fits."""
         return self.best.best.time_s if self.found and self.best.best.fits else float("inf")
 
     @property
@@ -426,11 +427,11 @@ class WaferFront(Table):
     bounded: int
     """Number of wafers pruned because a point of the front dominates their bounds."""
     misfits: int
-    """Number of wafers on which no mapping fits, as is proven."""
+    """Number of wafers on which it is proven that no mapping fits."""
     unseen: int = 0
     """Number of wafers not visited because the search was stopped."""
     undecided: int = 0
-    """Number of wafers searched without a mapping that fits and without a proof of that."""
+    """Number of wafers searched with neither a mapping that fits nor a proof that none does."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -608,7 +609,7 @@ def search_front(
 
 
 def _dominated(best: dict[str, float], points: Sequence[WaferPoint], names: Sequence[str]) -> bool:
-    """Whether a point is no worse in any objective and better in at least one."""
+    """Whether a point is no worse than `best` in any objective and better in at least one."""
     mine = tuple(_signed(name, best[name]) for name in names)
     others = (point.figures(names) for point in points)
     return any(o != mine and all(map(le, o, mine)) for o in others)
