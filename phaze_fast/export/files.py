@@ -138,7 +138,7 @@ def read_plan(path: str | Path, model: Model | str, devices: int | None = None) 
     Raises
     ------
     InvalidInputError
-        Where the file is none of these, or has settings that a plan cannot express.
+        Where the file is not one of a framework, or has settings that a plan cannot express.
     """
     source, transformer = str(path), _transformer(model)
     format_, contents = _contents(read_text(path), source)

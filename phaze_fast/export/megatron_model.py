@@ -21,7 +21,7 @@ _SIZES = (
     *("layers", "hidden", "ffn", "heads", "kv_heads", "experts", "top_k", "expert_ffn"),
     *("query_rank", "kv_rank", "plain_width", "rotary_width", "value_width"),
 )
-"""Terms that a file and a model must agree on."""
+"""Terms in which a file and the model must agree."""
 _BIASES = ((True, True, True), (False, False, False), (True, False, False))
 """Biases of query, key and value projections, output projection and feed-forward layer."""
 _STRETCHED = "llama3"
@@ -117,7 +117,7 @@ def _experts(model: TransformerModel, moe: MixtureOfExperts) -> Terms:
         "capacity": moe.capacity_factor,
         "padded": moe.capacity_factor is not None,
         "scores": moe.scores,
-        # The softmax of one score alone is 1: Megatron-Core asks for that of all scores instead.
+        # The softmax of a single score is 1: Megatron-Core requires the softmax of all scores then.
         "unnormalised": softmax and (moe.top_k == 1 or not moe.scores_normalised),
         "scores_factor": moe.scores_factor if moe.scores_factor != 1.0 else None,
         "balancing_bias": moe.balancing_bias,
