@@ -128,7 +128,7 @@ def nearest(word: str, accepted: Iterable[str]) -> str:
 
 
 def _closest(word: str, names: list[str]) -> list[str]:
-    """Sort names by likeness; first the longest prefix of the word, and names that it begins."""
+    """Sort names: the longest that begins the word, those that the word begins, by likeness."""
     begins = sorted((name for name in names if word.startswith(name)), key=len)[-1:]
     begun = begins + [name for name in names if len(word) > 2 and name.startswith(word)]
     others = [name for name in names if name not in begun]

@@ -257,9 +257,9 @@ def compare(
     baselines
         ``tpuv4``: the TPUv4-like chip with the published hand plan, the best Megatron-style plan
         and the best of all plans, TPU v4 as it was built, and the gain over TPU v4 by cause.
-        ``all``: also the published early stop, random and Bayesian search (the extra ``opt``), with
-        as many evaluations and as much time as ours. ``none``. Also chips of your own, with the best
-        plan on each: records, presets or files, such as ``("tpuv4", "h100", "my_chip.yaml")``.
+        ``all``: also the published early stop, random and Bayesian search (the extra ``opt``), at
+        equal evaluations and at equal time. ``none``. Also chips of your own, with the best plan on
+        each: records, presets or files, such as ``("tpuv4", "h100", "my_chip.yaml")``.
     sensitivity
         Whether to search again with every rate and area term halved and doubled.
     threads

@@ -455,7 +455,7 @@ def explain(error: ValidationError, what: str, source: str) -> str:
             other["loc"][: len(detail["loc"])] == detail["loc"] and other is not detail
             for other in details
         ):
-            continue  # the entries of this mapping are faulty, and each has a line of its own
+            continue  # the entries of this list are faulty, and each fault has a line of its own
         # Pydantic inserts the tag of a discriminated union, which the file does not have.
         path = ".".join(str(part) for part in detail["loc"] if part not in _UNION_TAGS)
         fault = _fault(detail)
