@@ -310,7 +310,7 @@ def _zero(row: CsvRow, unstated: int) -> int:
 
 
 def _shard(row: CsvRow, fabric: Fabric, widths: Mapping[str, int], zero: int) -> int | None:
-    """Read how many replicas shard the weights; None where all do, or where none is said to.
+    """Read how many replicas shard the weights; None where all do, or weights are not sharded.
 
     On a torus, groups lie along dimensions rather than consecutive ranks, and no collective leaves
     the links of a pod: there all replicas shard. A count of -1 means all devices of a slice that
@@ -328,9 +328,9 @@ def _shard(row: CsvRow, fabric: Fabric, widths: Mapping[str, int], zero: int) ->
 
 
 def _folded(widths: Mapping[str, int], entry: Mapping[str, Any]) -> bool:
-    """Whether experts are not split by tensor parallelism, so that expert groups span tensor groups.
+    """Whether experts are not split by tensor parallelism: expert groups span tensor groups.
 
-    They are not if expert groups do not divide the replicas, or if the recipe says so.
+    They are not split if `ep` does not divide the replicas, or if the recipe says so.
     """
     tp, dp, ep = widths["tp"], widths["dp"], widths["ep"]
     whole = entry.get("etp") == 1 or dp % ep > 0

@@ -62,8 +62,8 @@ def pricing_fingerprint() -> bytes:
     """Hash the code and data of the package up to the search, and the compiled core.
 
     A stored result is the result of the code and data that computed it, so its key contains this
-    digest. It is computed once in a process. A file that was written after this process loaded the
-    package may differ from what runs here: then the digest is unique to this process.
+    hash. The hash is computed once in a process. A file that was written after this process loaded
+    the package may differ from what runs here: then the hash is unique to this process.
 
     Examples
     --------
@@ -116,7 +116,7 @@ def _is_damage(error: sqlite3.Error) -> bool:
 
 
 def _connected(path: Path, read_only: bool) -> sqlite3.Connection:
-    """Open a file and read from it, so that a file that is no database fails here."""
+    """Open a database and read from it, so that a file that is no database fails here."""
     # Without permission to write, the file is read as it is, without locks.
     options = "mode=ro&immutable=1" if read_only else "mode=rwc"
     uri = f"file:{quote(os.fsencode(path))}?{options}"
@@ -139,7 +139,7 @@ def _prepare(file: sqlite3.Connection) -> None:
             file.execute("BEGIN IMMEDIATE")
             file.execute(f"PRAGMA application_id={_APPLICATION}")
             file.execute(_TABLE)
-    with contextlib.suppress(sqlite3.OperationalError):  # another process may be doing the same
+    with contextlib.suppress(sqlite3.OperationalError):  # another process may be setting it now
         file.execute("PRAGMA journal_mode=WAL")
     with file:
         file.execute("BEGIN IMMEDIATE")  # fails where the file cannot be written
@@ -188,7 +188,7 @@ class ResultStore:
         self.close()
 
     def get_many(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-        """Look up results of the same inputs, code and data."""
+        """Look up results by their inputs; only those of this code and data are returned."""
         wanted = {self._key(key): key for key in keys}
         listed = list(wanted)
         results: dict[bytes, bytes] = {}
@@ -322,7 +322,7 @@ class ScheduleCache(schedule.ScheduleCache):
     Raises
     ------
     InvalidInputError
-        Where the path is not such a file, or cannot be read or created.
+        Where the path is not a store of this package, or cannot be read or created.
 
     Examples
     --------
