@@ -131,7 +131,7 @@ Count = Annotated[int, Field(strict=True, ge=1, le=2**31)]
 """A whole number, 1 or more."""
 
 Side = Annotated[int, Field(strict=True, ge=1, le=2**20)]
-"""A whole number, 1 or more, that is multiplied with others of its kind."""
+"""A whole number from 1 to 2^20: several such numbers are multiplied with one another."""
 
 Bytes = Annotated[int, Measure("bytes", most=2**62, whole=True)]
 """Bytes as an integer; accepts text such as '128 MiB'."""

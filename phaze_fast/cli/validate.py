@@ -124,7 +124,7 @@ def _compared(both: Sequence[RunGroup]) -> RenderableType:
 
 
 def _column_tables(validation: Validation | StepValidation) -> list[RenderableType]:
-    """Lay out errors of operators or measured steps as tables; for operators also scaled ones."""
+    """Lay out errors as tables; for operators also those left after one scale per column."""
     columns, kind = ["column", *_ERRORS], validation.kind
     rows = [[name, *_errors(error)] for name, error in validation.columns.items()]
     if isinstance(validation, Validation):

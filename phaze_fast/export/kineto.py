@@ -102,7 +102,7 @@ class Comparison:
     predicted_idle_s: float
     """Predicted seconds of fill and drain of the pipeline and of waiting for slower stages."""
     families: tuple[FamilyTime, ...]
-    """Largest difference first."""
+    """Times by family of kernels, the family with the largest difference first."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""

@@ -78,19 +78,19 @@ def layout_text(chunks: Sequence[Chunk]) -> str:
 
 
 def read_layout(text: str, name: str) -> list[int]:
-    """Read a layout string as the layers of each chunk, embedding and head counted.
+    """Read a layout string: the number of layers of each chunk, embedding and head counted.
 
     Parameters
     ----------
     text
-        The string.
+        The layout string.
     name
-        The option that gave it, for messages.
+        The option that gave the string, for messages.
 
     Raises
     ------
     InvalidInputError
-        Where it is malformed, or has layers that a plan does not have.
+        Where the string is malformed, or has layers that a plan does not have.
 
     Examples
     --------
@@ -299,7 +299,7 @@ def _recompute(request: Request) -> tuple[Terms, bool]:
 
 
 def _modules(model: TransformerModel, mode: str) -> list[str] | None:
-    """Return Megatron-Core's modules that a mode recomputes, or None where there are none."""
+    """Return the modules of Megatron-Core that recompute what a mode does; None if none do."""
     if mode == "selective":
         return ["core_attn"]
     operators = set(mode.split("+"))

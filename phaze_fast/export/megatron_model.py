@@ -89,7 +89,7 @@ def _rotary(model: TransformerModel) -> Terms:
 
 
 def _window(model: TransformerModel) -> Terms:
-    """Return the terms of windows: tokens before and after, and one full layer in so many."""
+    """Return the terms of windows: tokens before and after a query, and layers without a window."""
     if model.window is None:
         return {}
     full = set(model.full_attention_layers)
@@ -154,7 +154,7 @@ def missing_model(request: Request, any_activation: bool = False) -> list[Unexpr
 
 
 def check_sizes(terms: Mapping[str, Any], model: TransformerModel, names: FlagNames) -> None:
-    """Check that a file is of this model, as far as it gives sizes.
+    """Check that the sizes in a file, as far as it gives any, are those of this model.
 
     Raises
     ------

@@ -48,7 +48,7 @@ class Unexpressed:
 
 @dataclass(frozen=True)
 class Exported:
-    """A plan as a training framework reads it."""
+    """A plan as a file of a training framework."""
 
     format: str
     text: str
@@ -147,7 +147,7 @@ class Request:
         return cls(spec, model, node_devices)
 
     def remarks(self, names: FlagNames, missing: Sequence[Unexpressed]) -> list[str]:
-        """Return the first lines of a file: its subject, and what it does not express."""
+        """Return the first lines of a file: its title, and what the file does not express."""
         lines = [f"{self.title}: {names.title}", f"Names of flags as in {names.version}."]
         return lines + [f"Not expressed: {item}" for item in missing]
 
@@ -314,7 +314,7 @@ class Request:
 
 
 def stage_sizes(blocks: Sequence[int]) -> tuple[int, ...]:
-    """Return the layers of chunks with so many blocks: embedding first, head last.
+    """Return the layers of chunks from their blocks, with the embedding first and the head last.
 
     Examples
     --------

@@ -395,7 +395,7 @@ class Accelerator(Record):
 
     @property
     def load_clock_share(self) -> float:
-        """Share of its clock at which the chip stays below its power limit under long products.
+        """Share of the full clock at which long products stay below the chip's power limit.
 
         The quotient of the measured rate of long products (`tuning.sustained_flops`) and the rate
         of the cores at the full clock: a power limit lowers the clock, and with it the voltage.

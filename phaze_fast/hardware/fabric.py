@@ -539,7 +539,7 @@ class Cluster(Record):
 
     what: ClassVar[str] = "cluster"
     devices: Annotated[int, Field(strict=True, ge=1, le=2**20)]
-    """How many devices, at most 2**20: messages are priced device by device."""
+    """Number of devices, at most 2**20 because messages are priced device by device."""
     fabric: Annotated[Fabric, NamedOr()]
     """The interconnect; a torus or mesh is cut to a slice of that many devices. In a file also a
     preset's name."""

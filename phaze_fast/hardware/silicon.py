@@ -557,7 +557,7 @@ class PowerModel(Record):
 def _parts_w(
     records: Array, table: EnergyTable | None, terms: AreaTerms
 ) -> tuple[Array, Array, Array]:
-    """Watts at the rated clock and voltage: dynamic, of leakage, and of HBM and links."""
+    """Power at the rated clock and voltage, watts: dynamic, leakage, and HBM and links."""
     table = energy_table_at(terms.process_nm) if table is None else table
     hbm = records["hbm_bytes_per_s"] * table.hbm_byte_j
     fixed = hbm + records["links"] * records["link_bytes_per_s"] * table.network_byte_j

@@ -302,7 +302,7 @@ class SpaceSpec(Record):
 
     @property
     def varies_step(self) -> bool:
-        """Whether chips differ in links or number format, not only in rates."""
+        """Whether the interconnect's bandwidth or the number format of a step varies over chips."""
         return bool({"links.count", "links.bandwidth_bytes_per_s", "format"} & set(self.axes))
 
     def digest(self) -> str:

@@ -42,7 +42,7 @@ class Explanation:
     path: tuple[tuple[str, float], ...]
     """Parts of the critical path and their seconds, largest first; the sum is the step time."""
     worth: tuple[Worth, ...]
-    """What each rate is worth, the most valuable first."""
+    """The effect of each hardware rate on the step time, the largest first."""
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain data."""

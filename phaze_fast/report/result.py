@@ -85,7 +85,7 @@ class SearchResult(Table):
     baselines: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Designs that other methods found, by the method's name."""
     gain: list[dict[str, Any]] = field(default_factory=list)
-    """The gain over TPU v4 as it was built, by cause."""
+    """The speed gained over TPU v4 as it was built, by cause."""
     sensitivity: list[dict[str, Any]] = field(default_factory=list)
     """The best design with one rate or price of the hardware halved or doubled."""
     robust: RobustResult | None = None
@@ -157,7 +157,7 @@ class SearchResult(Table):
             cluster = problem.cluster.replace(chip=largest)
             try:
                 plans = plan(problem.model, cluster, problem.training, top=1)
-            except InvalidInputError as error:  # all of the memory is reserved
+            except InvalidInputError as error:  # `reserved_bytes` leave no memory
                 return str(error)
             if not plans.plans:
                 return str(plans.infeasible)

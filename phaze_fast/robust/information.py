@@ -30,7 +30,7 @@ class Information:
     """By constant: number of possible winners left if its value is known to be the nominal one;
     fewest first."""
     shares: list[dict[str, Any]]
-    """Fraction of the samples in which each chip is the best, largest first."""
+    """For each chip, the fraction of the samples in which it is the best; largest first."""
     samples: int
     seed: int
     one_at_a_time: dict[str, Any]

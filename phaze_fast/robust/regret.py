@@ -339,8 +339,8 @@ class RobustResult:
 class _Candidates:
     """Candidates, each with a lower bound of its largest regret.
 
-    A witness is a point of the box and a rival: how much slower than the rival a candidate is there
-    bounds its largest regret from below.
+    A witness is a point of the box and a rival. The factor by which a candidate is slower than the
+    rival at this point bounds the candidate's largest regret from below.
     """
 
     def __init__(self, scenarios: Scenarios, candidates: Array) -> None:
@@ -364,7 +364,7 @@ class _Candidates:
         return np.maximum(self.ratios, 1.0)
 
     def next(self, below: float) -> int:
-        """Position of the candidate of least regret at the witnesses; -1 if not under `below`."""
+        """Position of the candidate of least regret at the witnesses; -1 if all reach `below`."""
         while True:
             unsure = self.done < len(self.witnesses)  # among equal bounds, exact ones go first
             order = np.lexsort((self.ratios, unsure, self.least))

@@ -153,8 +153,8 @@ def executor_for(text: str = "threads", threads: int = 1) -> Iterator[Executor]:
     ----------
     text
         ``threads``; ``processes`` (new interpreters, so a script needs the usual
-        ``if __name__ == "__main__"``); ``dask://host:port`` of a scheduler; ``ray`` (the cluster
-        that is there, else a local one) or ``ray://host:port``; ``mpi`` (under
+        ``if __name__ == "__main__"``); ``dask://host:port`` of a scheduler; ``ray`` (a running
+        cluster, else a local one) or ``ray://host:port``; ``mpi`` (under
         ``mpiexec python -m mpi4py.futures``).
     threads
         Threads or processes of a local executor.

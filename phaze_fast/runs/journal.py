@@ -24,7 +24,7 @@ from phaze_fast.runs.store import pricing_fingerprint
 
 try:
     import fcntl
-except ImportError:  # no such locks on this system: the user gives each run its own directory
+except ImportError:  # no file locks on this system: the user gives each run its own directory
     fcntl = None  # type: ignore[assignment]
 
 

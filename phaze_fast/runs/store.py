@@ -43,7 +43,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _CORE = "phaze_fast._core"
 _SUFFIXES = {".py", ".yaml", ".json", ".txt"}
 _AFTER_THE_SEARCH = {"papers", "cli", "report", "pipeline.py", "__init__.py", "__main__.py"}
-"""Parts of the package that only display results."""
+"""Parts of the package on which stored results do not depend."""
 _LOADED_AT_S = time.time()
 
 
@@ -135,7 +135,7 @@ def _connected(path: Path, read_only: bool) -> sqlite3.Connection:
 def _prepare(file: sqlite3.Connection) -> None:
     """Create the table where it is absent, and let readers work while one process writes."""
     if file.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
-        with file:  # before the write-ahead log, so that the header has the id at once
+        with file:  # before the write-ahead log is on, so that the id goes into the header itself
             file.execute("BEGIN IMMEDIATE")
             file.execute(f"PRAGMA application_id={_APPLICATION}")
             file.execute(_TABLE)

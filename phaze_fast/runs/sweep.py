@@ -229,7 +229,7 @@ class PlanGrid:
         return f"PlanGrid {digest({name: own.tolist() for name, own in self.axes.items()})}"
 
     def columns(self, devices: int) -> dict[str, Array]:
-        """Return the plans for so many devices, as columns for `predict_batch`."""
+        """Return the plans for a number of devices, as columns for `predict_batch`."""
         sizes = [len(values) for values in self.axes.values()]
         inner = np.ones(sizes, dtype=np.int64)
         for at, name in enumerate(self.axes):

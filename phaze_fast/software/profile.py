@@ -41,7 +41,7 @@ GradientSums = Literal["free", "fused", "kernels"]
 
 FRAGMENTATION = 0.03
 """Fraction of the activations and buffers that an allocator loses to fragmentation, unless a
-profile says otherwise. An allowance, not a fit: caching allocators report a few percent."""
+profile says otherwise. It is an allowance, not a fit: caching allocators report a few percent."""
 
 DEFAULT = "megatron-core"
 """The profile where none is named."""
@@ -399,9 +399,9 @@ def chip_as_run(chip: Accelerator, software: Software) -> Accelerator:
     Parameters
     ----------
     chip
-        Its `tuning.step_flops` is the rate of products in a running job.
+        The chip, whose `tuning.step_flops` is the rate of products in a running job.
     software
-        Its attention kernel and the speed of its products are used.
+        The profile, of which the attention kernel and the speed of products are used.
 
     Examples
     --------
