@@ -36,7 +36,7 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.1 as PyYAML reads it, but `1.2e12` is a number and a repeated key is a fault."""
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Expand ``<<`` merges; in a hostile file their size doubles with each level."""
+        """Expand ``<<`` merges; in a hostile file each level doubles the size of the merges."""
         merged = [value for key, value in node.value if key.tag == "tag:yaml.org,2002:merge"]
         many = any(len(value.value) > _MOST_MERGED for value in merged)
         if not many:
@@ -64,7 +64,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> Any:
-        """Read an integer; a very long one becomes a `_LongInteger`, which field checks report."""
+        """Read an integer; a very long one becomes a `_LongInteger`, which field checks refuse."""
         text = str(self.construct_scalar(node)).replace("_", "")
         try:
             number = super().construct_yaml_int(node)
@@ -102,7 +102,7 @@ def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _LongInteger(float):
-    """Stands in for an integer too long for Python: infinite, printed as its number of digits."""
+    """Represents an integer too long for Python: infinite, printed as its number of digits."""
 
     def __new__(cls, text: str) -> _LongInteger:
         number = super().__new__(cls, "-inf" if text.startswith("-") else "inf")
@@ -302,7 +302,7 @@ class Presets(Generic[T]):
         return self._records[name]
 
     def from_file(self, path: str | Path) -> T:
-        """Read a file of the user: a record, or a calibration that has one of this kind."""
+        """Read a file of the user: a record, or a calibration that contains such a record."""
         document = read_document(path)
         if isinstance(document, Mapping) and "calibration" in document and self._what in document:
             inside = document[self._what]

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from types import UnionType
 
 _MOST_LISTED = 28
-"""Of more names than this only the nearest three are named."""
+"""A message lists all accepted names up to this many, else only the nearest three."""
 
 
 class PhazeError(Exception):
@@ -20,7 +20,7 @@ class PhazeError(Exception):
 
 
 class InvalidInputError(PhazeError, ValueError):
-    """A field has a value that is not accepted; the message names both and what is accepted."""
+    """A field has a value that is not accepted; the message names field, value and alternatives."""
 
 
 class InvalidTypeError(InvalidInputError, TypeError):
@@ -55,7 +55,7 @@ def not_accepted(field: str, value: object, expected: str) -> InvalidInputError:
 
 
 _BRIEF = reprlib.Repr()
-"""A repr that never builds more than it shows."""
+"""A repr that stops at a limit of length, so that a huge value is never written out in full."""
 _BRIEF.maxlist = _BRIEF.maxdict = _BRIEF.maxtuple = 4
 _BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 60
 _BRIEF.maxlevel = 2
@@ -128,7 +128,7 @@ def nearest(word: str, accepted: Iterable[str]) -> str:
 
 
 def _closest(word: str, names: list[str]) -> list[str]:
-    """Sort names by likeness; the longest that begins the word, and those it begins, come first."""
+    """Sort names: the longest that begins the word, those that the word begins, by likeness."""
     begins = sorted((name for name in names if word.startswith(name)), key=len)[-1:]
     begun = begins + [name for name in names if len(word) > 2 and name.startswith(word)]
     others = [name for name in names if name not in begun]

@@ -87,10 +87,10 @@ def search(
     threads
         At most this many threads, by default all cores; the answer does not depend on it.
     executor
-        Where the work is done instead: any executor, or a name such as ``processes``,
-        ``dask://host:port`` or ``ray``.
+        Where the work is done instead of in threads: any executor, or a name such as
+        ``processes``, ``dask://host:port`` or ``ray``.
     resume
-        Directory of the plans found so far, from which a search that was killed resumes.
+        Directory that keeps the plans found so far, so that a search that was killed resumes.
     cache
         Directory of outcomes of complete searches, looked up by the content of the problem.
     progress
@@ -99,14 +99,14 @@ def search(
         Constants as intervals, for which the chip of least largest regret is found as well:
         ``default``, a file, or ``{name: [low, high]}``; see docs/robust.md.
     tolerance
-        How far that least largest regret may be from its bound, as a fraction.
+        How far the least largest regret may be from its bound, as a fraction.
     samples
-        Where more than zero: draw so many points from the intervals and say how often each chip is
-        the best, and which constant, known better, would leave the fewest possible winners.
+        Where more than zero: draw so many points from the intervals and count how often each chip
+        is the best, and find which constant, if known, would leave the fewest possible winners.
     seed
-        Of the samples.
+        Seed of the samples.
     say
-        Called with a line on the progress over the intervals.
+        Called with a line of text on the progress of the search over the intervals.
     stop
         Called after every wave; where it returns true, the search ends and returns the best chips
         so far with their bound.
@@ -253,26 +253,26 @@ def compare(
     Parameters
     ----------
     found
-        The search's result.
+        The result of the search.
     baselines
         ``tpuv4``: the TPUv4-like chip with the published hand plan, the best Megatron-style plan
-        and the best of all, TPU v4 as it was built, and the gain over that by cause. ``all``: also
-        the published early stop, random and Bayesian search (the extra ``opt``), at equal
-        evaluations and at equal time. ``none``. Also chips of your own, with the best plan on
+        and the best of all plans, TPU v4 as it was built, and the gain over TPU v4 by cause.
+        ``all``: also the published early stop, random and Bayesian search (the extra ``opt``), at
+        equal evaluations and at equal time. ``none``. Also chips of your own, with the best plan on
         each: records, presets or files, such as ``("tpuv4", "h100", "my_chip.yaml")``.
     sensitivity
         Whether to search again with every rate and area term halved and doubled.
     threads
-        At most this many, by default all cores.
+        At most this many threads, by default all cores.
     seed
-        Of random and Bayesian search.
+        Seed of random and Bayesian search.
     say
-        Called with a line on the progress.
+        Called with a line of text on the progress.
 
     Returns
     -------
     SearchResult
-        The same with `baselines`, `gain` and `sensitivity`.
+        The result with `baselines`, `gain` and `sensitivity` filled in.
 
     Examples
     --------

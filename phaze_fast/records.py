@@ -49,11 +49,11 @@ class Measure(GroupedMetadata):
 
     unit: str
     above: float | None = None
-    """The number is larger than this; where it is None, it is 0 or more."""
+    """The number must be larger than this; where this is None, the number must be 0 or more."""
     most: float | None = None
     """The largest number accepted; None where there is no limit."""
     whole: bool = False
-    """Whether it has to be a whole number."""
+    """Whether the number has to be a whole one."""
 
     def __iter__(self) -> Iterator[object]:
         """Yield the pydantic annotations that this marker consists of."""
@@ -108,7 +108,7 @@ class NamedOr(GroupedMetadata):
     """Marks a record that may also be given by a preset's name or as a file."""
 
     load: Callable[[str], Any] | None = None
-    """Reads the record of a name or file; None where the record's owner does."""
+    """Reads the record from a name or file; None where the record that owns the field does so."""
 
     def __iter__(self) -> Iterator[object]:
         """Yield the pydantic annotations that this marker consists of."""
@@ -131,7 +131,7 @@ Count = Annotated[int, Field(strict=True, ge=1, le=2**31)]
 """A whole number, 1 or more."""
 
 Side = Annotated[int, Field(strict=True, ge=1, le=2**20)]
-"""A whole number, 1 or more, that is multiplied with others of its kind."""
+"""A whole number from 1 to 2^20: several such numbers are multiplied with one another."""
 
 Bytes = Annotated[int, Measure("bytes", most=2**62, whole=True)]
 """Bytes as an integer; accepts text such as '128 MiB'."""
@@ -225,8 +225,8 @@ def _texts_in(module: str) -> dict[tuple[str, str], str]:
 def field_texts(type_: type) -> dict[str, str]:
     """Return the docstrings of the fields of a class, from its source and that of its bases.
 
-    They are read where help or a schema shows them: reading those of every record takes longer
-    than most commands do.
+    The source is read only where help or a schema shows docstrings: reading that of every record
+    takes longer than most commands do.
     """
     texts: dict[str, str] = {}
     for one in reversed(type_.__mro__):
@@ -246,9 +246,9 @@ class Record(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     what: ClassVar[str] = "record"
-    __slots__ = ("_hash",)  # not in the dict of fields, so that neither copies nor pickles have it
+    __slots__ = ("_hash",)  # not in the dict of fields, so neither copies nor pickles have the hash
 
-    def __hash__(self) -> int:  # of nested records takes a while, and every cache needs it
+    def __hash__(self) -> int:  # stored: hashing nested records is slow, and every cache needs it
         try:
             return cast(int, object.__getattribute__(self, "_hash"))
         except AttributeError:
@@ -315,7 +315,7 @@ class Record(BaseModel):
         data
             A mapping of plain values, as read from YAML or JSON.
         source
-            Where it came from, put in front of every message.
+            Where the data came from, put in front of every message.
 
         Raises
         ------
@@ -371,7 +371,7 @@ T = TypeVar("T")
 def changed(record: T, **changes: object) -> T:
     """Copy a frozen dataclass without `__post_init__` with some fields changed.
 
-    It takes a tenth of the time of `dataclasses.replace`.
+    This takes a tenth of the time of `dataclasses.replace`.
     """
     copy = object.__new__(type(record))
     values = copy.__dict__
@@ -455,7 +455,7 @@ def explain(error: ValidationError, what: str, source: str) -> str:
             other["loc"][: len(detail["loc"])] == detail["loc"] and other is not detail
             for other in details
         ):
-            continue  # its entries are faulty, and each has a line of its own
+            continue  # the entries of this list are faulty, and each fault has a line of its own
         # Pydantic inserts the tag of a discriminated union, which the file does not have.
         path = ".".join(str(part) for part in detail["loc"] if part not in _UNION_TAGS)
         fault = _fault(detail)

@@ -1,4 +1,4 @@
-"""JSON Schemas of the files that this package reads, computed from their records; their parsers."""
+"""JSON Schemas of the files that this package reads, computed from the records; and parsers."""
 
 from __future__ import annotations
 
@@ -69,6 +69,6 @@ def parse_as(kind: str, data: object, source: str) -> Record:
         raise InvalidInputError(f"kind: {kind!r} is not accepted; {nearest(kind, KINDS)}")
     if kind == "fabric":
         return fabric_from_dict(data, source)
-    if kind == "plan":  # also an answer of `plan` in full
+    if kind == "plan":  # the whole JSON output of the command `plan` is accepted too
         return PlanSpec.of(cast("Any", data))
     return cast("type[Record]", _TYPES[kind]).from_dict(data, source)

@@ -86,10 +86,10 @@ def _abbreviated(value: Any) -> str:
 
 
 class Table(Brief):
-    """Base of results that are tables: subclasses define `to_columns`, the exports use it.
+    """Base of results that are tables: subclasses define `to_columns`, which the exports use.
 
-    It prints as a headline and the first rows, with those columns of `shown` (by default of all)
-    that fit in a line, and says how to get the others.
+    A table prints as a headline and the first rows, with those columns of `shown` (by default of
+    all) that fit in a line, and says how to get the others.
     """
 
     shown: ClassVar[tuple[str, ...]] = ()
@@ -184,7 +184,7 @@ def joined_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def non_dominated(values: Array) -> Array:
-    """Positions of the non-dominated rows, rising; of equal rows the first.
+    """Positions of the non-dominated rows, ascending; of equal rows only the first.
 
     A row dominates another where it is at most as large in every column. Takes O(f n) comparisons
     of rows, where f of the n rows are non-dominated.

@@ -115,7 +115,7 @@ def format_scaled(value: float, steps: list[tuple[float, str]]) -> str:
 
 
 def format_bytes(value: float) -> str:
-    """Bytes for people, in binary multiples.
+    """Format bytes for people, in binary multiples.
 
     Examples
     --------
@@ -129,7 +129,7 @@ def format_bytes(value: float) -> str:
 
 
 def format_bandwidth(value: float) -> str:
-    """Bytes per second for people, in decimal multiples.
+    """Format bytes per second for people, in decimal multiples.
 
     Examples
     --------
@@ -140,7 +140,7 @@ def format_bandwidth(value: float) -> str:
 
 
 def format_flops(value: float) -> str:
-    """Floating-point operations per second for people.
+    """Format floating-point operations per second for people.
 
     Examples
     --------
@@ -151,7 +151,7 @@ def format_flops(value: float) -> str:
 
 
 def format_time(value: float) -> str:
-    """Seconds for people.
+    """Format seconds for people.
 
     Examples
     --------
@@ -164,7 +164,7 @@ def format_time(value: float) -> str:
 
 
 def format_area(value: float) -> str:
-    """mm2 for people.
+    """Format an area in mm2 for people.
 
     Examples
     --------
@@ -175,7 +175,7 @@ def format_area(value: float) -> str:
 
 
 def format_count(value: int) -> str:
-    """Integers for people.
+    """Format an integer for people.
 
     Examples
     --------

@@ -27,10 +27,10 @@ from phaze_fast.tables import Array
 # ---- least-squares fits of a few positive constants ----
 
 LogErrors = Callable[[Array], Array]
-"""Function of the constants' values that returns ln(predicted / measured) of every row."""
+"""Function of the constants' values that returns ln(predicted / measured seconds) of every row."""
 
-_STEP = 2e-3  # step of a logarithm in finite differences
-_SMALL = 0.08  # larger errors count by their size
+_STEP = 2e-3  # step of a constant's logarithm in finite differences
+_SMALL = 0.08  # larger errors count by their size, smaller ones by their square
 _ROUNDS = 40
 _COLLINEAR = 0.98  # correlation from which two constants cannot be distinguished
 _ROWS_PER_CONSTANT = 2.0
@@ -42,7 +42,7 @@ class Constant:
 
     name: str
     start: float
-    """Where the search begins, in its unit."""
+    """Value at which the fit begins, in the constant's unit."""
     least: float
     most: float
 
@@ -61,7 +61,7 @@ class FitResult:
     at_bound: tuple[str, ...]
     """Constants that ended at a bound of their range."""
     undetermined: tuple[str, ...]
-    """Constants that no row depends on: they stay where they began."""
+    """Constants that no row depends on: they keep their start values."""
     collinear: tuple[tuple[str, str], ...]
     """Pairs of constants that the rows cannot distinguish."""
     errors: Array
@@ -181,7 +181,7 @@ def fit_constants(log_errors: LogErrors, constants: Sequence[Constant]) -> FitRe
 def cross_validated_errors(
     log_errors: LogErrors, constants: Sequence[Constant], folds: int = 5
 ) -> Array:
-    """Return ln(predicted / measured) of every row by a fit to the rows of the other folds.
+    """Return ln(predicted / measured) of every row, predicted by a fit to the other folds.
 
     Rows are assigned to the folds in turn, in a fixed random order.
     """
@@ -207,10 +207,10 @@ class FittedConstant:
     before: float
     value: float
     low: float
-    """Ends of its 90% interval."""
+    """Lower end of the constant's 90% interval; `high` is the upper end."""
     high: float
     note: str
-    """Empty, or why it should not be trusted on its own."""
+    """Empty, or why the value should not be trusted on its own."""
     unit: str = ""
 
 
@@ -222,9 +222,9 @@ class Calibrated:
     """``chip`` or ``fabric``."""
     constants: tuple[FittedConstant, ...]
     errors: dict[str, dict[str, float]]
-    """By kind of row: rows, and mean absolute errors before, after, and on rows outside the fit."""
+    """By kind of row: their number, mean absolute errors before and after, and on left-out rows."""
     collinear: tuple[tuple[str, str], ...]
-    """Pairs of constants that the rows cannot distinguish: only their combination is known."""
+    """Pairs of constants that the rows cannot distinguish: only a combination of both is known."""
     document: dict[str, Any]
     """The chip or fabric as plain data."""
 
@@ -266,7 +266,7 @@ def calibrated(
     log_errors, constants
         As for `fit_constants`.
     units
-        Factors from the fitted values to those that are reported.
+        Factor of each constant from its fitted value to the reported one.
     kinds
         Kind of each row; errors are summarised by kind.
     described
@@ -329,11 +329,11 @@ _COSTLY = 15.0  # microseconds above which the cost of a vector function exceeds
 
 @dataclass(frozen=True)
 class _Slot:
-    """Field of the kernels' record that a constant is stored in."""
+    """A constant to be fitted, as a field of the kernels' record."""
 
     field: str
     name: str
-    """Its name in a chip's file."""
+    """The constant's name in a chip's file."""
     least: float
     most: float
     unit: float = 1.0
@@ -354,14 +354,14 @@ class _Slot:
 
 @dataclass
 class _Rows:
-    """All measured values of all files, and their operators."""
+    """All measured times of all files, and the operators that were timed."""
 
     ops: Array
     owner: Array
-    """Number of the value that each operator belongs to."""
+    """Position of the measured time that each operator belongs to."""
     measured_s: Array
     other_s: Array
-    """Seconds of each value that its operators do not account for."""
+    """Seconds of each measured time that are not those of its operators."""
     kinds: Array
 
     @classmethod
@@ -479,7 +479,7 @@ def calibrate_chip(files: Sequence[Path | str], chip: Accelerator, name: str = "
     files
         CSV files as `phaze_fast.validate` reads them, all of one chip.
     chip
-        Start of the fit. Cores, clock, memory and other constants are not changed.
+        The chip to start from. Its cores, clock, memory and other constants are not changed.
     name
         Name of the result; by default the chip's name.
 
@@ -554,7 +554,7 @@ def _one_system(files: Sequence[Path | str]) -> CollectiveRows:
 
 
 def _constants(tuning: CollectiveTuning, rows: CollectiveRows) -> list[Constant]:
-    """Return the constants that the rows depend on, from the tuning's own values."""
+    """Return the constants that the rows depend on; they start at the tuning's values."""
     constants: list[Constant] = []
 
     def add(name: str, kind: str, value: float) -> None:
@@ -635,7 +635,7 @@ def calibrate_fabric(
     files
         Tables of collectives or nccl-tests output, all of one machine.
     fabric
-        Start of the fit. Bandwidths, sizes and protocols are not changed.
+        The fabric to start from. Its bandwidths, sizes and list of protocols are not changed.
     name
         Name of the result; by default the fabric's name.
 

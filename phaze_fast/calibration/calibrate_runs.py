@@ -1,8 +1,9 @@
 """A cluster and its software calibrated by a handful of whole runs.
 
-A few physical numbers are fitted to the seconds of the runs: the most probable ones, given what is
-known of other clusters and software (the priors) and a Student distribution of errors, so that a
-straggler does not decide them. Errors are logarithms of predicted over measured seconds.
+A few physical constants (called numbers here) are fitted to the seconds of the runs: their most
+probable values, given what is known of other clusters and software (the priors) and a Student
+distribution of errors, so that one outlier does not decide the values. Errors are logarithms of
+predicted over measured seconds.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ from phaze_fast.software import UNKNOWN, Software, chip_as_run, load_software
 from phaze_fast.tables import Array
 
 NOISE = 0.08
-"""Scale of a run's logarithm of seconds around a calibrated prediction, where the runs themselves
-do not tell: 6 to 7% between equal runs of one cluster, and what few constants leave."""
-_FREEDOM = 2.0  # of the Student distribution of errors: one run of ten is a straggler
-_PRIOR_FREEDOM = 4.0  # of that of the numbers: some software is like no other
-_LEFT = 0.13  # standard deviation of errors, stragglers among them, that calibrations leave
-_NOISE_RUNS = 4.0  # how many runs that deviation counts as
-_STEP = 0.04  # of a logarithm, in finite differences: wider than the kinks of a step's seconds
+"""Scale of errors around a calibrated prediction, unless the runs themselves determine it: 6 to 7%
+between equal runs of one cluster, and what a few constants cannot explain."""
+_FREEDOM = 2.0  # degrees of freedom of the distribution of errors: one run of ten is an outlier
+_PRIOR_FREEDOM = 4.0  # degrees of freedom of the priors: some software is like no other
+_LEFT = 0.13  # standard deviation of the errors, outliers among them, after a calibration
+_NOISE_RUNS = 4.0  # how many runs `_LEFT` counts as, beside the runs that were measured
+_STEP = 0.04  # step of a logarithm in finite differences: wider than kinks of the step time
 _ROUNDS = 8
 _SCAN = (-1.5, -0.75, 0.75, 1.5)  # values that are tried first, in standard deviations
-_STARTS = (-2.0, -3.5)  # of the first number, likewise, where a run's error stays far
+_STARTS = (-2.0, -3.5)  # further starts of the first number, where an error stays above `_FAR`
 _FAR = 3.0  # in units of NOISE
-_LEAST_GAIN = 1e-2  # of the logarithm of the density, below which the fit ends
+_LEAST_GAIN = 1e-2  # the fit ends where the logarithm of the density gains less in a step
 _TOLD = 0.8  # a constant is determined where its spread shrinks to this share or less
 _UNTOLD = "not determined by these runs"
 _T90 = 1.645  # half of a 90% interval, in standard deviations
 _T80 = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372)
-"""Upper tenth of Student's distribution, by degrees of freedom from 1."""
+"""90% quantiles of Student's distribution, for 1 to 10 degrees of freedom."""
 
 
 # ---- the numbers ----
@@ -54,12 +55,12 @@ _T80 = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372)
 
 @dataclass(frozen=True)
 class RunConstant:
-    """A physical number that whole runs can tell."""
+    """A physical constant that can be fitted to whole runs."""
 
     name: str
     unit: str
     middle: float
-    """Most probable before any run."""
+    """Most probable value before any run."""
     spread: float
     """Standard deviation of its logarithm before any run: how much clusters and software differ."""
     least: float
@@ -67,7 +68,7 @@ class RunConstant:
 
 
 def constants_of(software: Software, chip: Accelerator | None = None) -> tuple[RunConstant, ...]:
-    """Return the numbers to fit, with what is known of them before any run.
+    """Return the constants to fit, with their priors.
 
     Parameters
     ----------
@@ -83,10 +84,10 @@ def constants_of(software: Software, chip: Accelerator | None = None) -> tuple[R
     ['product_speed', 'host_s']
     """
     exposed = max(software.overlap_slowdown - 1.0, 0.1)
-    # Software without a profile is slower than what chips are calibrated with; its operators take
-    # the host as long as those of most profiles whose operators Python launches one by one (58 to
+    # Software without a profile is slower than what chips are calibrated with. The host takes as
+    # long for an operator as in most profiles whose operators Python launches one by one (58 to
     # 64 us), and a copy of a slice is little more than the launch of a kernel. These middles, the
-    # spreads below and NOISE were chosen on draws of nanotron's, BLOOM's and vTrain's runs.
+    # spreads below and NOISE were chosen on samples of nanotron's, BLOOM's and vTrain's runs.
     unknown = software.name == UNKNOWN
     middle, host_s = (0.87, 60e-6) if unknown else (1.0, software.host_s or 10e-6)
     most = 1.9 if chip is None else _most_speed(chip, software)
@@ -114,7 +115,7 @@ def constants_of(software: Software, chip: Accelerator | None = None) -> tuple[R
 
 
 def _most_speed(chip: Accelerator, software: Software) -> float:
-    """Return the largest factor on the speed of products that keeps within the chip's peak."""
+    """Return the largest factor on the speed of products that stays within the chip's peak."""
     known = software.product_speed.get(chip.name, 1.0)
     for percent in range(190, 100, -2):
         speed = min(percent / 100.0 * known, 2.0)
@@ -131,11 +132,11 @@ def _most_speed(chip: Accelerator, software: Software) -> float:
 
 @dataclass(frozen=True)
 class Habit:
-    """What software may do that its runs do not say, and that constants cannot stand for."""
+    """Something that software may do, which runs do not state and no constant can express."""
 
     words: str
     fields: Mapping[str, Any]
-    """Of the profile."""
+    """Fields of the software's profile with the values that they take."""
     prior: float
     """Probability before any run."""
 
@@ -143,9 +144,9 @@ class Habit:
 def habits_of(runs: Sequence[PublishedRun], software: Software) -> tuple[Habit, ...]:
     """List what the software of some runs may do; one entry where its profile is known.
 
-    Blocks may be divided over stages by work or evenly. Where that makes a difference, with heads
-    of large vocabularies, most people balance it. Attention may be computed explicitly, mostly
-    where whole layers are recomputed: that is done because scores fill the memory.
+    Blocks may be divided over stages by work or evenly; where the two differ much, with heads of
+    large vocabularies, most users divide by work. Attention may be computed explicitly, mostly
+    where whole layers are recomputed, since its scores fill the memory otherwise.
 
     Examples
     --------
@@ -188,7 +189,7 @@ def scaled_fabric(fabric: AnyFabric, node_share: float, network_share: float) ->
 def _applied(
     values: Mapping[str, float], cluster: Cluster, software: Software
 ) -> tuple[Cluster, Software]:
-    """Return cluster and software with the numbers at some values."""
+    """Return cluster and software with given values of the numbers."""
     assert cluster.chip is not None
     chip = cluster.chip.name
     speed = values["product_speed"] * software.product_speed.get(chip, 1.0)
@@ -214,11 +215,11 @@ class Posterior:
     point: Array
     """Logarithms of the most probable values."""
     covariance: Array
-    """Of the logarithms."""
+    """Covariance of the logarithms."""
     errors: Array
     """ln(predicted / measured) of every run at `point`."""
     noise: float
-    """Standard deviation of such an error for a new run with known constants."""
+    """Standard deviation of the error of a new run, were the constants known."""
     evidence: float
     """Logarithm of the probability of the runs, up to a constant (Laplace's approximation)."""
 
@@ -251,8 +252,8 @@ def fit_runs(
     First the best of a few values of each number in turn, because a number may have no effect near
     its usual value (the host's time, where devices are slower); then Gauss-Newton steps on the
     logarithms. Runs are weighted as by a Student distribution of errors, whose weight falls with
-    the square of a large error: where one is left, low values of the first number are tried as
-    starts too, because steps alone do not reach an answer far away.
+    the square of a large error; where a large error remains, low values of the first number are
+    tried as starts too, because steps alone do not reach a distant optimum.
 
     Parameters
     ----------
@@ -261,7 +262,7 @@ def fit_runs(
     measured_s
         Seconds of a step of each run.
     constants
-        What is fitted.
+        The numbers to fit, with their priors.
 
     Examples
     --------
@@ -378,13 +379,13 @@ class OneCluster:
     software: Software
 
     def log_seconds(self, values: Mapping[str, float]) -> Array:
-        """Predict the runs with the numbers at some values: ln(seconds)."""
+        """Predict ln(seconds) of the runs with given values of the numbers."""
         return np.log([step_s(*self.arguments(run, values)) for run in self.runs])
 
     def arguments(
         self, run: PublishedRun, values: Mapping[str, float]
     ) -> tuple[TransformerModel, Cluster, PlanSpec]:
-        """Return what `predict` takes for a run with the numbers at some values."""
+        """Return the arguments of `predict` for a run with given values of the numbers."""
         cluster, software = _applied(values, run.cluster, self.software)
         plan = run.plan.replace(software=software, optimizer=run.plan.optimizer_name)
         return run.model, cluster, plan
@@ -409,7 +410,7 @@ class Explained:
 
     @property
     def log_density(self) -> float:
-        """Logarithm of the probability of habit and runs, up to a constant."""
+        """Logarithm of the joint probability of the habit and the runs, up to a constant."""
         return self.posterior.evidence + float(np.log(self.habit.prior))
 
 
@@ -480,7 +481,7 @@ def read_cluster_runs(
 # ---- memory ----
 
 _RESERVED = (0.1, 0.15)
-"""What allocators reserve beyond bytes in use, as a share, before any run: middle and spread."""
+"""Prior of the memory that allocators reserve beyond bytes in use, a share: middle and spread."""
 _MEMORY_NOISE = 0.12
 
 
@@ -502,7 +503,7 @@ def reserved_share(ratios: Sequence[float]) -> tuple[float, float]:
     if not ratios:
         return middle, spread
     told = float(np.median(ratios)) - 1.0
-    noise = _MEMORY_NOISE * 1.25 / np.sqrt(len(ratios))  # of a median
+    noise = _MEMORY_NOISE * 1.25 / np.sqrt(len(ratios))  # standard error of a median
     weight = 1.0 / noise**2 / (1.0 / noise**2 + 1.0 / spread**2)
     share = float(middle + weight * (told - middle))
     return min(max(share, 0.0), 0.99), float(spread * np.sqrt(1.0 - weight))
@@ -513,14 +514,14 @@ def reserved_share(ratios: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class NextRun:
-    """The run that would tell most."""
+    """The further run that would reduce the spread of predictions most."""
 
     plan: PlanSpec
     devices: int
     spread_before: float
-    """Standard deviation of ln(seconds) of layouts like it, in the mean, as calibrated now."""
+    """Standard deviation of predicted ln(seconds), root mean square over the candidate layouts."""
     spread_after: float
-    """The same once this run is added."""
+    """That standard deviation once this run is added."""
 
     def __str__(self) -> str:
         plan = self.plan
@@ -543,7 +544,7 @@ def _candidates(run: PublishedRun, most: int = 24) -> list[PlanSpec]:
                 changed |= {"schedule": "1f1b", "vpp": 1, "stages": None, "shard": None}
                 try:
                     found.append(plan.replace(**changed))
-                except PhazeError:  # not of this batch, or of so many experts
+                except PhazeError:  # the widths do not divide the batch or the experts
                     continue
     order = np.random.default_rng(0).permutation(len(found))[:most]
     return [found[k] for k in sorted(order)]
@@ -580,11 +581,11 @@ def most_telling(slopes: Array, covariance: Array, noise: float) -> tuple[int, f
     Parameters
     ----------
     slopes
-        Of each row's logarithm of seconds by the constants, shape (rows, constants).
+        Derivatives of each row's ln(seconds) by the constants' logarithms, shape (rows, constants).
     covariance
-        Of the constants.
+        Covariance of the logarithms of the constants.
     noise
-        Spread of a measurement's logarithm.
+        Standard deviation of the logarithm of a measurement.
     """
     joint = slopes @ covariance @ slopes.T
     before = np.diag(joint)
@@ -611,7 +612,7 @@ class ClusterCalibration:
     fabric: AnyFabric
     software: Software
     habits: Mapping[str, float]
-    """What the software does that its runs did not say, and how probable that is given them; the
+    """What the software may do that its runs do not state, with its probability given the runs; the
     first is assumed."""
     next_run: NextRun | None
     notes: tuple[str, ...]
@@ -619,7 +620,7 @@ class ClusterCalibration:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The calibration as a file: `--calibration` of every command takes it."""
+        """The calibration as the content of a file that the option `--calibration` takes."""
         chip = self.runs[0].cluster.chip
         assert chip is not None
         known = chip.name in presets.chip_names() and presets.chip(chip.name) == chip
@@ -686,7 +687,7 @@ def calibrate_runs(
     path
         Table of runs of one cluster and software, as `validate_runs` reads it; 3 to 10 are enough.
     name
-        What to call the result, by default ``NAME-calibrated`` of the profile.
+        Name of the result, by default ``NAME-calibrated`` for a profile NAME.
     software
         The profile to begin from; by default the one that the rows name, or ``generic``.
 
@@ -736,7 +737,7 @@ def calibrated_cluster(
 
 
 def _memory(best: Explained, values: Mapping[str, float]) -> tuple[FittedConstant, bool]:
-    """Return what the allocator reserves beyond bytes in use, and whether any run tells."""
+    """Return the share that the allocator reserves, and whether any run reports memory."""
     ratios = [
         run.memory_bytes / run.reported_bytes(predict(*best.cluster.arguments(run, values)))
         for run in best.cluster.runs

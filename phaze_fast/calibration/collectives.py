@@ -70,9 +70,9 @@ class CollectiveValidation:
     rows: CollectiveRows
     predicted_s: Array
     columns: dict[str, ColumnError]
-    """Of all rows, of those from 1 MiB and of those below."""
+    """Errors of all rows, of those from 1 MiB and of those below."""
     groups: dict[str, ColumnError]
-    """By system and operation."""
+    """Errors by system and operation."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the errors as plain data."""
@@ -138,7 +138,7 @@ def _nccl_tests(path: Path, text: str) -> CollectiveRows:
     for number, line in enumerate(text.splitlines(), start=1):
         cells = line.split()
         if cells[:1] == ["#"] and "time" in cells:
-            column = cells.index("time") - 1  # the first is out of place
+            column = cells.index("time") - 1  # the header line begins with a further word, "#"
         elif len(cells) > column > 0 and cells[0].isdigit() and (size := float(cells[0])) > 0:
             row = CsvRow(f"{path}, line {number}", {"time": cells[column]})
             seconds = 1e-6 * row.positive("time")
@@ -170,7 +170,7 @@ def validate_collectives(path: Path | str, fabric: AnyFabric | None = None) -> C
     path
         A table, or the output of nccl-tests.
     fabric
-        The interconnect they ran on; by default the preset of each row's `system`.
+        The interconnect that the collectives ran on; by default the preset of each row's `system`.
 
     Raises
     ------

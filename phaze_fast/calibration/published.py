@@ -29,7 +29,7 @@ _ALSO = (
     *("source", "source_url", "framework", "gpu", "table", "notes", "model"),
     *("arguments", "attention", "deterministic", "overlap"),
 )
-"""Columns that entries of data/runs.yaml may have patterns for."""
+"""Columns for which an entry of data/runs.yaml may have a pattern besides its `match`."""
 
 
 class RowRefusedError(InvalidInputError):
@@ -45,7 +45,7 @@ class PublishedRun:
     """One row of a table of runs."""
 
     line: int
-    """In the file, from 1."""
+    """Line of the row in its file, from 1."""
     source: str
     label: str
     model: TransformerModel
@@ -57,16 +57,16 @@ class PublishedRun:
     time_s: float
     """Seconds of a step as measured; NaN where the run failed."""
     memory_bytes: float
-    """Of a device as measured; NaN where the row does not say."""
+    """Memory of a device in bytes as measured; NaN where the row does not say."""
     evaluated: float = 0.0
-    """Sequences that are evaluated for each one trained on, where the measured seconds contain
-    that."""
+    """Sequences that are evaluated for each one trained on, where the measured seconds contain the
+    evaluation."""
     status: str = "ok"
     """How the run ended: ``ok``, or what the row says of its failure, such as ``oom``."""
     assumed: tuple[str, ...] = ()
-    """What the row does not say and was taken for granted, in words."""
+    """What the row does not say and was assumed, in words."""
     reports: Literal["fullest", "last"] = "fullest"
-    """Whose memory the row says: of the fullest device, or of one of the last stage."""
+    """Which device's memory the row reports: the fullest device's, or one's of the last stage."""
 
     def reported_bytes(self, plan: Plan) -> float:
         """Memory that the software would report of a predicted plan: bytes in use and reserved."""
@@ -97,7 +97,7 @@ def _entries(kind: str, text: str, row: CsvRow | None = None) -> Iterator[Mappin
 
 
 def _entry(kind: str, text: str, row: CsvRow | None = None) -> Mapping[str, Any] | None:
-    """Find the first of these entries."""
+    """Find the first entry of a kind whose patterns match, as in `_entries`."""
     return next(_entries(kind, text, row), None)
 
 
@@ -110,9 +110,9 @@ _ASSUMED_BLOCKS = {
 
 
 def _family(row: CsvRow, assumed: list[str]) -> Mapping[str, Any]:
-    """Find what no column says of a model; an unknown name gets a usual decoder's blocks.
+    """Find the fields of a model that no column gives; an unknown name gets Llama's or GPT-3's.
 
-    A feed-forward that is not four times as wide as the model is taken to be gated.
+    A feed-forward that is not four times as wide as the model is taken to be gated, as Llama's.
     """
     name = row.text("model")
     family = _entry("families", name, row)
@@ -129,7 +129,7 @@ def _family(row: CsvRow, assumed: list[str]) -> Mapping[str, Any]:
 
 
 def _arguments(row: CsvRow) -> tuple[dict[str, str], dict[str, Any]]:
-    """Read Megatron's arguments: their values by name, and what they change in a block."""
+    """Read Megatron's arguments: their values by name, and the fields of a block that they set."""
     words = [word.strip() for word in row.text("arguments").split(";") if word.strip()]
     known, changed = package_data(__package__, "runs.yaml")["arguments"], {}
     for word in words:
@@ -172,7 +172,7 @@ def _latent(row: CsvRow, given: Mapping[str, str]) -> LatentAttention | None:
 
 
 def _preset(row: CsvRow) -> TransformerModel | None:
-    """Find the model that is named by a row without columns of its shape, nor a known family's."""
+    """Find the preset that a row names, if neither its columns nor a family give the shape."""
     family = _entry("families", row.text("model"), row) or {}
     shaped = row.text("layers") or row.text("hidden") or "layers" in family.get("shape", {})
     name = re.sub(r"[^a-z0-9.]+", "-", row.text("model").lower())
@@ -231,7 +231,7 @@ def _model(row: CsvRow, assumed: list[str]) -> TransformerModel:
 
 
 def _routed(row: CsvRow, model: TransformerModel) -> TransformerModel:
-    """Return the model with each token's experts next to each other, if a benchmark has them so."""
+    """Return the model; with a token's experts in one group if the benchmark routes so."""
     settings = _entries("settings", row.text("framework"), row)
     if model.moe is None or not any(setting.get("neighbouring_experts") for setting in settings):
         return model
@@ -242,7 +242,7 @@ def _routed(row: CsvRow, model: TransformerModel) -> TransformerModel:
 def _wired(
     row: CsvRow, entry: Mapping[str, Any], wired: TieredFabric, devices: int, assumed: list[str]
 ) -> TieredFabric:
-    """Return the interconnect as the row's words, a name in them, or its source say it is wired."""
+    """Return the interconnect with node size and bandwidth from the row's words or its source."""
     tiers, words = [tier.model_dump() for tier in wired.tiers], row.text("network")
     said = network_of(words, tiers[0]["size"])
     wiring = _entry("networks", words, row) or _entry("wiring", row.text("source"))
@@ -310,11 +310,11 @@ def _zero(row: CsvRow, unstated: int) -> int:
 
 
 def _shard(row: CsvRow, fabric: Fabric, widths: Mapping[str, int], zero: int) -> int | None:
-    """Read how many replicas shard the weights, where several such groups have copies.
+    """Read how many replicas shard the weights; None where all do, or weights are not sharded.
 
     On a torus, groups lie along dimensions rather than consecutive ranks, and no collective leaves
-    the links of a pod: there all replicas shard. A count of -1 stands for all devices of a slice
-    that other widths leave (MaxText, ici_fsdp_parallelism).
+    the links of a pod: there all replicas shard. A count of -1 means all devices of a slice that
+    other widths leave (MaxText, ici_fsdp_parallelism).
     """
     dp = widths["dp"]
     if zero < 3 or not isinstance(fabric, TieredFabric):
@@ -330,7 +330,7 @@ def _shard(row: CsvRow, fabric: Fabric, widths: Mapping[str, int], zero: int) ->
 def _folded(widths: Mapping[str, int], entry: Mapping[str, Any]) -> bool:
     """Whether experts are not split by tensor parallelism: expert groups span tensor groups.
 
-    That is the case if experts need more devices than there are replicas, or if the recipe says so.
+    They are not split if `ep` does not divide the replicas, or if the recipe says so.
     """
     tp, dp, ep = widths["tp"], widths["dp"], widths["ep"]
     whole = entry.get("etp") == 1 or dp % ep > 0
@@ -338,7 +338,7 @@ def _folded(widths: Mapping[str, int], entry: Mapping[str, Any]) -> bool:
 
 
 def _software(row: CsvRow, entry: Mapping[str, Any], given: Software | None) -> Software:
-    """Return the profile with what the recipe and the row say otherwise."""
+    """Return the software's profile with the fields that the recipe and the row change."""
     software = given or load_software(entry["software"]).replace(**entry.get("fields", {}))
     changed: dict[str, Any] = {}
     workspace_mib = 0.0
@@ -375,7 +375,7 @@ def _stages(row: CsvRow, model: TransformerModel, pp: int, vpp: int) -> tuple[in
 
 
 def _widths(row: CsvRow, devices: int) -> dict[str, int]:
-    """Read the parallel widths; replicas that are not said are what is left of the devices."""
+    """Read the parallel widths; an unstated `dp` takes the devices that other widths leave."""
     widths = {c: row.whole(c, 1) for c in ("tp", "pp", "dp", "cp", "ep")}
     product = math.prod(widths[c] for c in ("tp", "pp", "dp", "cp"))
     if not row.text("dp") and devices % product == 0:
@@ -389,7 +389,7 @@ def _widths(row: CsvRow, devices: int) -> dict[str, int]:
 
 
 def _sequence_parallel(row: CsvRow) -> bool:
-    """Read whether rows of norms are split; an empty cell is no, and no such column the default."""
+    """Read whether rows of norms are split; an empty cell means no, no column the default."""
     said = row.text("sp").lower()
     if "sp" not in row.cells:
         return bool(PlanSpec.model_fields["sequence_parallel"].default)
@@ -454,7 +454,7 @@ def _plan(
 
 
 def _evaluated(row: CsvRow) -> float:
-    """Read the number of evaluated sequences per training sequence."""
+    """Read the number of evaluated sequences for each sequence trained on."""
     entry = _entry("evaluation", row.text("verified"), row)
     if entry is None:
         return 0.0
@@ -497,7 +497,7 @@ def read_run(line: int, cells: Mapping[str, str], software: Software | None = No
     Parameters
     ----------
     line
-        Of the row in its file.
+        Line of the row in its file.
     cells
         Text by column, under any of the names in `phaze_fast.calibration.run_table`.
     software

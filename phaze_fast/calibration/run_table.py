@@ -39,14 +39,14 @@ _RAN = frozenset(["", "ok", "success", "succeeded", "completed", "done", "passed
 
 @cache
 def _names() -> dict[str, tuple[str, float]]:
-    """Return the columns by the other names that they are accepted under, with their units."""
+    """Return, by each other name of a column, the column's name here and the unit of that name."""
     data = package_data(__package__, "runs.yaml")
     names = {other: (name, 1.0) for name, others in data["columns"].items() for other in others}
     return names | {other: (name, unit) for other, (name, unit) in data["units"].items()}
 
 
 def _named(column: str) -> tuple[str, float]:
-    """Return a column's name here and its unit; case, blanks and signs do not matter."""
+    """Return a column's name here and its unit; case, blanks and punctuation do not matter."""
     plain = re.sub(r"[^a-z0-9]+", "_", column.lower()).strip("_")
     return _names().get(plain, (plain, 1.0))
 
@@ -64,7 +64,7 @@ def is_run_table(header: Sequence[str]) -> bool:
 
 
 def _number(text: str) -> str:
-    """Drop a remark behind a number, commas between thousands, and words for no number."""
+    """Drop a remark after a number, commas between thousands, and words that mean no number."""
     known = re.fullmatch(r"([\d.,e+]+) *\(.*\)", text)
     text = known[1] if known else text
     if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d*)?", text):
@@ -73,7 +73,7 @@ def _number(text: str) -> str:
 
 
 def _in_unit(text: str, unit: float) -> str:
-    """Return a number of another unit in the column's own; any other text as it is."""
+    """Convert a number from another unit to the column's own; return any other text unchanged."""
     try:
         return text if unit == 1.0 else repr(float(text) * unit)
     except ValueError:
@@ -92,7 +92,7 @@ def standard_cells(cells: Mapping[str, str]) -> dict[str, str]:
     for column, cell in cells.items():
         (name, unit), text = _named(column or ""), (cell or "").strip()
         if name in _NUMBERS:
-            parts = {part.strip() for part in text.split(";")}  # one value for each stage
+            parts = {part.strip() for part in text.split(";")}  # a cell may list one per stage
             text = _number(parts.pop() if len(parts) == 1 else text)
         elif name in MEASURED or name.startswith("memory_"):
             text = _in_unit(_number(text), unit)
@@ -122,12 +122,12 @@ _RATE = re.compile(
 
 @dataclass(frozen=True)
 class Network:
-    """What words say of an interconnect."""
+    """What a text says of an interconnect."""
 
     node_devices: int | None
-    """Devices of a node; None where they are not said."""
+    """Devices of a node; None where the text does not say."""
     beyond_node_bytes_per_s: float | None
-    """Bandwidth of one device beyond its node; None where it is not said."""
+    """Bandwidth of one device beyond its node; None where the text does not say."""
 
 
 def network_of(words: str, node_devices: int) -> Network:

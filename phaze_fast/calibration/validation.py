@@ -35,7 +35,7 @@ from phaze_fast.tables import Array
 
 @dataclass(frozen=True)
 class ErrorSummary(ErrorSizes):
-    """Errors of predictions of runs, and how well they rank the runs."""
+    """Errors of predictions of runs, and how well the predictions rank the runs."""
 
     rank_correlation: float | None
     """Spearman's, of predicted and measured; None for fewer than three rows or equal values."""
@@ -72,12 +72,12 @@ def rank_correlation(measured: Sequence[float], predicted: Sequence[float]) -> f
 
 
 def summarise(measured: Sequence[float], predicted: Sequence[float]) -> ErrorSummary:
-    """Sum up relative errors.
+    """Summarise relative errors.
 
     Parameters
     ----------
     measured, predicted
-        Of one length, at least one; measured values are greater than 0.
+        Values of the same rows, at least one row; measured values are greater than 0.
 
     Examples
     --------
@@ -103,7 +103,7 @@ def pick_regret(rows: Iterable[tuple[Hashable, float, float]]) -> Mapping[str, f
     -------
     mapping or None
         Number of ``groups`` of two or more alternatives, ``mean`` and ``max`` of the seconds lost
-        relative to the fastest measured; None where no row has an alternative.
+        relative to the fastest alternative as measured; None where no row has an alternative.
 
     Examples
     --------
@@ -144,7 +144,7 @@ class PredictedRun:
 
     @property
     def interval_s(self) -> tuple[float, float]:
-        """Lower and upper bound of `time_s`."""
+        """Ends of the prediction interval of `time_s`."""
         low, high = (self.time_s / self.plan.time_s * bound for bound in self.plan.interval_s)
         return low, high
 
@@ -160,7 +160,7 @@ class PredictedRun:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the run is predicted to fit in memory; None where that is not predicted."""
+        """Whether the run is predicted to fit in memory; None where memory is not predicted."""
         return self.plan.over_bytes == 0
 
 
@@ -184,12 +184,12 @@ GROUPINGS: Mapping[str, Callable[[PublishedRun], str]] = {
 
 @dataclass(frozen=True)
 class RunGroup:
-    """The rows of one group, and why others were not predicted."""
+    """The predicted rows of one group, and why its other rows were not predicted."""
 
     name: str
     rows: tuple[PredictedRun, ...]
     unsupported: Mapping[str, int]
-    """Why rows are not predicted, and how many."""
+    """Number of rows that are not predicted, by reason."""
 
     @property
     def timed(self) -> list[PredictedRun]:
@@ -204,7 +204,7 @@ class RunGroup:
 
     @property
     def fits(self) -> Mapping[str, tuple[int, int]]:
-        """Rows by status, and how many of them are predicted to fit in memory."""
+        """By status: the number of rows, and how many of these are predicted to fit in memory."""
         found: dict[str, tuple[int, int]] = {}
         for row in self.rows:
             if row.fits is not None:
@@ -214,7 +214,7 @@ class RunGroup:
 
     @property
     def assumed(self) -> Mapping[str, int]:
-        """What rows do not say and was taken for granted, and in how many of them."""
+        """Number of rows by what the row does not say and was assumed."""
         return Counter(words for row in self.rows for words in row.run.assumed)
 
     @property
@@ -233,7 +233,7 @@ class RunGroup:
 
     @property
     def coverage(self) -> float | None:
-        """Share of measured steps inside the interval of their prediction."""
+        """Share of measured step times inside the interval of their prediction."""
         rows = self.timed
         inside = [r.interval_s[0] <= r.run.time_s <= r.interval_s[1] for r in rows]
         return sum(inside) / len(inside) if inside else None
@@ -263,7 +263,7 @@ class RunValidation:
 
     @property
     def all_rows(self) -> RunGroup:
-        """All groups as one."""
+        """The rows of all groups as one group."""
         unsupported: Counter[str] = Counter()
         for group in self.groups:
             unsupported.update(group.unsupported)
@@ -289,26 +289,26 @@ class RunValidation:
 
 
 def compare_predictions(validation: RunValidation, path: Path | str) -> tuple[RunGroup, RunGroup]:
-    """Score another model's predictions of a table of runs beside ours, on the rows of both.
+    """Score another model's predictions of a table of runs and ours, on rows that both predict.
 
     Parameters
     ----------
     validation
         Our predictions of the table.
     path
-        CSV with the other model's: ``row``, the line of the run in its table (the header is line
-        1), and as far as they are predicted ``step_s``, ``memory_bytes`` or ``memory_gib``, and
-        ``fits`` (yes or no).
+        CSV with the other model's predictions: ``row``, the line of the run in its table (the
+        header is line 1), and any of ``step_s``, ``memory_bytes`` or ``memory_gib``, and ``fits``
+        (yes or no).
 
     Returns
     -------
     ours, theirs
-        The same rows by either model, each with the measures that both predict.
+        The same rows as predicted by either model, with the measures that both predict.
 
     Raises
     ------
     InvalidInputError
-        Where the file is no such table, or has no row of the runs.
+        Where the file is no such CSV, or has no row of these runs.
     """
     ours = {row.run.line: row for row in validation.all_rows.rows}
     theirs = []
@@ -363,12 +363,12 @@ def validate_runs(
     by
         Key to group rows by, a name of `GROUPINGS`.
     progress
-        Called with the number of rows done, and of all rows.
+        Called with the number of rows done and the number of all rows.
     software
-        Take all rows as runs of this profile; by default each as its row says, and as ``generic``
-        where its software has no profile.
+        Profile that all rows are taken to be runs of; by default the one that each row names, or
+        ``generic`` where its software has no profile.
     fabric
-        Take all rows as runs over this interconnect; by default each as its row says.
+        Interconnect that all rows are taken to use; by default that of each row.
 
     Raises
     ------
@@ -418,7 +418,7 @@ def validate_runs(
 
 
 _COLUMN = {"chip": "gpu", "software": "framework", "model": "model"}
-"""Column by which rows that cannot be read are grouped."""
+"""Column whose text groups rows that cannot be read, by the key to group by."""
 
 
 def _predicted(run: PublishedRun) -> Plan:
@@ -450,7 +450,7 @@ class StepValidation:
     kind: str
     labels: tuple[str, ...]
     measured: Mapping[str, tuple[float, ...]]
-    """By column: ``step_ms`` in milliseconds, ``peak_bytes`` in bytes."""
+    """Measured values by column: ``step_ms`` in milliseconds, ``peak_bytes`` in bytes."""
     predicted: Mapping[str, tuple[float, ...]]
     refused: tuple[str, ...]
     """One line for each row that is not accepted."""
@@ -528,17 +528,17 @@ class MeasuredStep:
     """One row of a file of measured steps, with the arguments of `predict`."""
 
     line: int
-    """Of the file."""
+    """Line of the row in the file."""
     label: str
     model: Model
     cluster: Cluster
     plan: dict[str, Any]
     measured: tuple[float, ...]
-    """Milliseconds and bytes."""
+    """Milliseconds of the step and peak bytes."""
 
     @property
     def time_s(self) -> float:
-        """Measured seconds."""
+        """Measured seconds of the step."""
         return self.measured[0] / 1e3
 
 

@@ -51,7 +51,7 @@ class Command(TyperCommand):
     """A command whose help groups its options and whose messages name the option at fault."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments and groups of options, each under its title, Output last."""
+        """Write arguments and groups of options, each under its title; the group Output is last."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
@@ -84,7 +84,7 @@ def _options() -> None:
 
 
 def program(*words: str) -> TyperGroup:
-    """Load the commands that these words may refer to: one, those of one group, or all.
+    """Load the commands that the words of a call may refer to: one, those of one group, or all.
 
     Importing every file takes longer than most commands run; a list of commands therefore reads
     their descriptions from the source text.

@@ -95,7 +95,7 @@ class BudgetAnswer:
 
 
 @dataclass(frozen=True)
-class Budget:
+class Budget:  # options; the docstring is their heading in the help
     """A whole training run."""
 
     tokens: str | None = None
@@ -120,7 +120,7 @@ class Budget:
         return numbers(self.usd_per_device_hour, "--usd-per-device-hour", float)[0]
 
     def each(self, count: int) -> list[Budget]:
-        """Return the budget of each of several clusters, which may differ in their price."""
+        """Return the budgets of several clusters, which may differ in the price of a device."""
         prices = one_for_each(self.usd_per_device_hour, count, "--usd-per-device-hour")
         return [replace(self, usd_per_device_hour=price) for price in prices]
 

@@ -15,7 +15,7 @@ from phaze_fast.schemas import KINDS, parse_as, schema
 
 
 @dataclass(frozen=True)
-class Checking:
+class Checking:  # options; the docstring is their heading in the help
     """What to check."""
 
     kind: str | None = None

@@ -56,7 +56,7 @@ def _array(text: str) -> tuple[int, int]:
 
 
 def _lone_array(rows: int, cols: int) -> Accelerator:
-    """Return a chip with one array at 1 GHz and unlimited memory: only compute takes time."""
+    """Return a chip of one array at 1 GHz whose memories are unlimited: only compute takes time."""
     area_mm2 = rows * cols * _ELEMENT_MM2
     return Accelerator.from_dict(
         {
@@ -102,7 +102,7 @@ def _compute_only(chip: Accelerator, shape: Shape, dataflow: str) -> tuple[str, 
 
 
 def _row(shape: Shape, compute_cycles: float, **values: Any) -> dict[str, Any]:
-    """Return a row of the JSON output, whose first fields other programs rely on."""
+    """Return a row of the JSON output; other programs rely on its first fields, so they stay."""
     cycles = int(compute_cycles) if float(compute_cycles).is_integer() else compute_cycles
     names = ("time_s", "compute_cycles", "buffer_bytes", "hbm_bytes", "bound", "dataflow")
     row = dict(zip("bmkn", shape, strict=True)) | dict.fromkeys([*names, "utilization", "energy_j"])
@@ -139,7 +139,7 @@ _COST_FIELDS = (
 _JOULES = [(1.0, "J"), (1e-3, "mJ"), (1e-6, "uJ"), (1e-9, "nJ")]
 _TERMS = {name: name for name in ("compute", "port", "buffer", "hbm", "power")}
 _TERMS |= {"units": "overhead", "fill": "fill", "launch": "fixed", "dispatch": "dispatch"}
-"""Terms of a product's time, and the fields of its cost that have their seconds."""
+"""Terms of a product's time; the fields of `OperatorCost` with their seconds, less ``_s``."""
 
 # ---- the roofline in text ----
 
@@ -231,7 +231,7 @@ def _compute_table(chip: Accelerator, rows: list[dict[str, Any]]) -> RenderableT
 
 
 @dataclass(frozen=True)
-class Products:
+class Products:  # options; the docstring is their heading in the help
     """Matrix products."""
 
     gemms: Annotated[list[str] | None, typer.Option("--gemm", metavar="[Bx]MxKxN")] = None
@@ -258,7 +258,7 @@ class Products:
 
 
 @dataclass(frozen=True)
-class Collective:
+class Collective:  # options; the docstring is their heading in the help
     """A collective."""
 
     operation: Annotated[str | None, typer.Option("--collective")] = None

@@ -1,4 +1,4 @@
-"""Ctrl-C: a search ends with the best it has found and its bound, and with exit code 130."""
+"""Ctrl-C: a search ends with its best result so far and its bound, and with exit code 130."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def say_where_to_resume(folder: Path | None) -> Iterator[None]:
 def ends_interrupted(stopped: bool) -> Iterator[None]:
     """Deliver a result; where Ctrl-C ended the search, the command still ends as interrupted.
 
-    An interrupted search without a result does not prove infeasibility, so that is only a note.
+    An interrupted search without a result does not prove infeasibility, so its error becomes a
+    note.
     """
     try:
         yield

@@ -122,7 +122,7 @@ def _output_failed(error: OSError) -> int:
 def _usage(error: Any) -> str:
     """Return the option parser's message, with the value and what would be accepted."""
     message = str(error.format_message())
-    refused = getattr(error.__cause__, "errors", None)  # of the value's type, where it has them
+    refused = getattr(error.__cause__, "errors", None)  # pydantic's faults of the value, if any
     if callable(refused) and getattr(error, "param", None) is not None:
         value, text = refused()[0]["input"], refused()[0]["msg"]
         expected = text.partition("Input should be ")[2].partition(",")[0] or text

@@ -1,6 +1,6 @@
 """Groups of options declared as one parameter: the fields of a record or of a dataclass.
 
-A field and its option have one name, and an option's help, type and default are its field's.
+A field and its option have the same name; the option's help, type and default are the field's.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ def _calibration_option() -> inspect.Parameter:
 
 
 def _with_calibration(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
-    """Add the option to a command that takes software; its chip need not be given then."""
+    """Add the option to a command that takes software, and make its option for a chip optional."""
     if {"software", "calibration"} & {p.name for p in parameters} != {"software"}:
         return parameters
     for at, chip in enumerate(parameters):
@@ -252,7 +252,7 @@ def _with_calibration(parameters: list[inspect.Parameter]) -> list[inspect.Param
 
 
 def _check_calibration(path: Path) -> None:
-    """Raise for a file that is not one of those `study calibrate` writes."""
+    """Raise an InvalidInputError for a file that `study calibrate` did not write."""
     try:
         data = read_document(path)
     except InvalidInputError as error:

@@ -39,7 +39,7 @@ Folder = Annotated[Path | None, typer.Option(parser=folder, metavar="FOLDER")]
 
 
 @dataclass(frozen=True)
-class LongRun:
+class LongRun:  # options; the docstring is their heading in the help
     """Executor, limits and stored results."""
 
     threads: int | None = None
@@ -67,7 +67,7 @@ class LongRun:
 
 
 @dataclass(frozen=True)
-class Trained:
+class Trained:  # options; the docstring is their heading in the help
     """What is trained."""
 
     lora: Annotated[str | None, typer.Option(metavar="rank=R,targets=...")] = None
@@ -128,7 +128,7 @@ def one_for_each(text: str, count: int, option: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Hardware:
+class Hardware:  # options; the docstring is their heading in the help
     """The cluster."""
 
     chip: Annotated[str, typer.Option(autocompletion=lambda: list(presets.chip_names()))]
@@ -177,7 +177,7 @@ class StoredPlan:
     cluster: Cluster
     spec: PlanSpec
     notes: tuple[str, ...] = ()
-    """What the reader of a framework's file had to assume."""
+    """What had to be assumed in reading a framework's file."""
 
     def predicted(self) -> Plan:
         """Predict the plan's time and memory."""
@@ -185,7 +185,7 @@ class StoredPlan:
 
 
 @dataclass(frozen=True)
-class PlanProblem:
+class PlanProblem:  # options; the docstring is their heading in the help
     """The problem of the plan, where its file does not have it."""
 
     model: str | None = None
@@ -203,7 +203,7 @@ class PlanProblem:
         Raises
         ------
         InvalidInputError
-            Where neither gives a required field.
+            Where neither the file nor an option gives a required field.
         """
         is_framework = is_framework_file(path)
         document = {} if is_framework else _plan_document(path)

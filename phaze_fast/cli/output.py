@@ -39,7 +39,7 @@ def target(param: typer.CallbackParam, path: Path | None) -> Path | None:
         return path
     try:
         with contextlib.suppress(FileNotFoundError):
-            path.stat()  # refuses a link to itself, which Python 3.13 resolves
+            path.stat()  # fails for a link to itself, which Python 3.13 would resolve
         place = path.resolve()
         reason = "it is a folder" if place.is_dir() else ""
         if not place.parent.is_dir():
@@ -54,7 +54,7 @@ def target(param: typer.CallbackParam, path: Path | None) -> Path | None:
 
 
 def folder(text: str) -> Path:
-    """Read the name of a directory; empty text (an unset variable of a script) means none."""
+    """Read the name of a directory; refuse empty text, such as an unset variable of a script."""
     if not text.strip():
         raise typer.BadParameter("'' is not accepted; expected the name of a directory")
     return Path(text)
@@ -72,7 +72,7 @@ def at_least(least: int, **settings: Any) -> Any:
 
 
 def _json(param: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Refuse the name of a table or page, whose reader would find JSON in it."""
+    """Refuse JSON output to a file whose name is that of a table or page."""
     if path is not None and path.suffix in (".csv", ".html", ".parquet"):
         raise InvalidInputError(f"{param.opts[0]} {path}: is JSON; expected a name with .json")
     return target(param, path)
@@ -90,7 +90,7 @@ PresetName = Annotated[
     typer.Argument(help="A preset, or a .yaml or .json file; without it all presets are listed."),
 ]
 ToPath = Annotated[Path | None, typer.Option(callback=target)]
-"""A file that is written; it is refused early where it cannot be."""
+"""An output file; one that cannot be written is refused before any work is done."""
 
 
 JsonPath = Annotated[Path | None, typer.Option("-o", "--output", callback=_json)]
@@ -100,7 +100,7 @@ JsonPath = Annotated[Path | None, typer.Option("-o", "--output", callback=_json)
 
 
 @dataclass(frozen=True)
-class Output:
+class Output:  # options; the docstring is their heading in the help
     """Output."""
 
     as_json: Annotated[bool, typer.Option("--json")] = False
@@ -157,7 +157,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class PageOutput(Output):
+class PageOutput(Output):  # options; the docstring is their heading in the help
     """Output."""
 
     report: ToPath = None
@@ -171,7 +171,7 @@ class PageOutput(Output):
 
 
 @dataclass(frozen=True)
-class ChartsOutput(PageOutput):
+class ChartsOutput(PageOutput):  # options; the docstring is their heading in the help
     """Output."""
 
     report: Annotated[Path | None, typer.Option(callback=_charts)] = None
@@ -179,7 +179,7 @@ class ChartsOutput(PageOutput):
 
 
 @dataclass(frozen=True)
-class TableOutput(ChartsOutput):
+class TableOutput(ChartsOutput):  # options; the docstring is their heading in the help
     """Output."""
 
     parquet: ToPath = None
@@ -233,7 +233,7 @@ def progress_bar(description: str, shown: bool = True) -> Iterator[Callable[...,
 
     The function takes ``completed``, ``total`` and ``text``, which is shown right of the bar.
     """
-    from rich import progress as bars  # slow to import
+    from rich import progress as bars  # imported here because it is slow to import
 
     watched = shown and is_watched(sys.stderr)
     with bars.Progress(

@@ -43,7 +43,7 @@ class _Form:
     """Fields of an answer with the tensor width and the replicas."""
     fullest: Callable[[Answer], float]
     unplanned: Callable[[str, str, str], Answer]
-    """The answer without a plan, from name, status and reason."""
+    """Builds the answer for a problem without a plan, from its name, status and reason."""
 
 
 def _phaze(threads: int) -> _Form:
@@ -150,7 +150,7 @@ def _tables(form: _Form, answers: list[Answer], many: bool) -> list[RenderableTy
 
 
 @dataclass(frozen=True)
-class Placing:
+class Placing:  # options; the docstring is their heading in the help
     """How to place."""
 
     objective: str | None = None
@@ -188,7 +188,7 @@ def _choose(records: list[ProblemRecord], how: Placing) -> _Form:
 
 
 @dataclass(frozen=True)
-class PlacementOutput(Output):
+class PlacementOutput(Output):  # options; the docstring is their heading in the help
     """Output."""
 
     as_json: Annotated[bool, typer.Option("--json")] = False

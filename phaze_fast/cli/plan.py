@@ -189,7 +189,7 @@ def _tables(
 
 def _document(plans: Plans, budget: BudgetAnswer | None, why_not: WhyNot | None) -> dict[str, Any]:
     """Return all results as plain data; without the front if the search was interrupted."""
-    free = None if plans.free is None else plans.free.to_dict()  # the fastest without its limits
+    free = None if plans.free is None else plans.free.to_dict()  # fastest without framework limits
     return {
         "status": plans.status,
         "bound_s": plans.bound_s,
@@ -212,7 +212,7 @@ def _document(plans: Plans, budget: BudgetAnswer | None, why_not: WhyNot | None)
 
 
 @dataclass(frozen=True)
-class Clusters:
+class Clusters:  # options; the docstring is their heading in the help
     """The cluster, or several to compare."""
 
     chip: Annotated[str, typer.Option(autocompletion=lambda: list(presets.chip_names()))]
@@ -239,7 +239,7 @@ class Clusters:
 
 @dataclass(frozen=True)
 class _Compared:
-    """The plans of one of several clusters, and what a token budget takes there."""
+    """The plans of one of several clusters, and what a token budget takes on this cluster."""
 
     plans: Plans
     budget: BudgetAnswer | None
@@ -254,7 +254,7 @@ class _Compared:
         best = self.plans.best
         short, time, memory, mfu = _short_row(best)
         rate = best.samples_per_s if self.plans.model.sample == "image" else best.tokens_per_s
-        short = short.replace("+", " + ")  # so that it wraps in a narrow column
+        short = short.replace("+", " + ")  # so that the plan's text wraps in a narrow column
         row = [*where, short, time, memory, f"{rate:,.0f}", mfu]
         if self.budget is not None:
             run = self.budget.run
@@ -263,7 +263,7 @@ class _Compared:
         return row
 
     def document(self) -> dict[str, Any]:
-        """Return what a question of this cluster alone would answer, as plain data."""
+        """Return as plain data what the command answers for this cluster alone."""
         if self.plans.plans:
             return _document(self.plans, self.budget, None)
         why = unanswered(self.plans.infeasible, plans=[], rejected=self.plans.rejected)
@@ -326,7 +326,7 @@ def _with_progress(find: Callable[..., Plans]) -> tuple[Plans, bool]:
 
 
 @dataclass(frozen=True)
-class Listing:
+class Listing:  # options; the docstring is their heading in the help
     """What to list."""
 
     top: int = 10

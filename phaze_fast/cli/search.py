@@ -282,7 +282,7 @@ def _information_tables(information: Information) -> list[RenderableType]:
 
 
 @dataclass(frozen=True)
-class Chips:
+class Chips:  # options; the docstring is their heading in the help
     """Chips and cluster."""
 
     space: str = "published"
@@ -301,7 +301,7 @@ class Chips:
 
 
 @dataclass(frozen=True)
-class Goal:
+class Goal:  # options; the docstring is their heading in the help
     """What to find."""
 
     objective: str = "time"
@@ -319,7 +319,7 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Doubts:
+class Doubts:  # options; the docstring is their heading in the help
     """Baselines and uncertainty."""
 
     baselines: str = "tpuv4"
@@ -343,7 +343,7 @@ class Doubts:
 
 
 @dataclass(frozen=True)
-class SearchRun(LongRun):
+class SearchRun(LongRun):  # options; the docstring is their heading in the help
     """Executor, limits and stored results."""
 
     time_limit_s: float = math.inf

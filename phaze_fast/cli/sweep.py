@@ -35,7 +35,7 @@ def _rows(sweep_table: SweepTable) -> list[list[str]]:
 
 
 @dataclass(frozen=True)
-class Clusters:
+class Clusters:  # options; the docstring is their heading in the help
     """The clusters."""
 
     chip: str
@@ -56,7 +56,7 @@ class Clusters:
 
 
 @dataclass(frozen=True)
-class SweepOutput(ChartsOutput):
+class SweepOutput(ChartsOutput):  # options; the docstring is their heading in the help
     """Output."""
 
     csv: ToPath = None

@@ -124,7 +124,7 @@ def _compared(both: Sequence[RunGroup]) -> RenderableType:
 
 
 def _column_tables(validation: Validation | StepValidation) -> list[RenderableType]:
-    """Lay out errors of operators or measured steps as tables; of operators also as scaled."""
+    """Lay out errors as tables; for operators also those left after one scale per column."""
     columns, kind = ["column", *_ERRORS], validation.kind
     rows = [[name, *_errors(error)] for name, error in validation.columns.items()]
     if isinstance(validation, Validation):
@@ -158,7 +158,7 @@ def _collective_tables(validation: CollectiveValidation) -> list[RenderableType]
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured:  # options; the docstring is their heading in the help
     """What was measured."""
 
     chip: str | None = None
@@ -202,7 +202,7 @@ def show_validation(
 
 
 def _by_reason(refused: Iterable[str]) -> dict[str, str]:
-    """Join the rows that are refused for one reason."""
+    """Join the numbers of rows that are refused for the same reason, by reason."""
     found: dict[str, list[str]] = {}
     for line in refused:
         row, _, reason = line.partition(": ")
@@ -216,7 +216,7 @@ def _by_reason(refused: Iterable[str]) -> dict[str, str]:
 def _validated(
     file: Path, how: Measured
 ) -> tuple[Any, Callable[[Any], list[RenderableType]], Callable[[], Any]]:
-    """Compare with a file of any kind; return the errors and their writers of tables and data."""
+    """Compare with a file of any kind; return the errors, and functions for tables and data."""
     if is_collective_table(file):
         measured = validate_collectives(file, presets.fabric(how.fabric) if how.fabric else None)
         return measured, _collective_tables, measured.to_dict

@@ -72,7 +72,7 @@ from phaze_fast.wafer.studies.spaces import OBJECTIVES, check_objectives
 
 
 def _transformer(model: Model) -> TransformerModel:
-    """Refuse a graph: operators of a mesh are split by the rules of a transformer's fields."""
+    """Return the transformer that a model is or is recognised as; refuse any other graph."""
     known = recognised(model) if isinstance(model, GraphModel) else model
     if known is not None:
         return known
@@ -93,7 +93,7 @@ def _wafer(name: str) -> Wafer | WaferSpace:
 
 
 def _wafers(names: list[str] | None, count: int, faults: Path | None) -> list[Wafer | WaferSpace]:
-    """Look wafers up, changed as options say that are not accepted with a space."""
+    """Look wafers up and apply --wafer-count and --faults, which are not accepted with a space."""
     wafers = [_wafer(name) for name in names or ["dram-wafer"]]
     changes: dict[str, Callable[[Wafer], Wafer]] = {}
     if count > 1:
@@ -157,7 +157,7 @@ def _shapes(found: Evaluation) -> str:
 
 
 def _on(wafer: Wafer) -> str:
-    """Say that a figure is of several wafers; empty for one."""
+    """Return the words after a figure that several wafers share; empty for one wafer."""
     return f" of {wafer.wafer_count} wafers" if wafer.wafer_count > 1 else ""
 
 
@@ -203,7 +203,7 @@ def _summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) 
 
 
 def _over(name: str, space: str) -> list[tuple[str, str]]:
-    """List the mappings that a bound holds for, one condition a line."""
+    """List the conditions of the mappings that a bound holds for, one on each line."""
     return [
         (name if k == 0 else "", part) for k, part in enumerate(filter(None, space.split("; ")))
     ]
@@ -369,7 +369,7 @@ class Case:
             answer["front"] = self.front.to_dict()
         if self.space is None:
             return answer
-        whole = self.space.to_dict()  # its bound, counts and wafer are those of the whole space
+        whole = self.space.to_dict()  # bound, counts and wafer of the search over the whole space
         return {**answer, **{key: whole[key] for key in whole if key != "ours"}}
 
     def rows(self) -> dict[str, Any]:
@@ -402,7 +402,7 @@ def _case_rows(case: Case) -> list[list[str]]:
                 equal_speed = compared.memory_at_equal_speed[name]
                 cells[3] = f"ours as fast in {format_bytes(equal_speed.memory_bytes)}"
             rows.append([f"{_NAMES[name]}, {variant}", *cells])
-    # Where the wafer was given, no ablation searches others.
+    # Where a single wafer was given, there is no ablation that searches other wafers.
     left_out = "no_architecture" if case.space is None else ""
     return rows + [
         [f"ours, {name.replace('_', ' ')}", *_cell(found, ours)]
@@ -462,7 +462,7 @@ class Cases(Table):
 
 @contextlib.contextmanager
 def _shown_progress(quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[..., None]]]:
-    """Show a bar on standard error; yield what names the work, and what shows its progress."""
+    """Show a bar on standard error; yield a function to name the work and one for its progress."""
     with progress_bar("", not quiet) as update:
 
         def say(name: str) -> None:
@@ -476,7 +476,7 @@ def _shown_progress(quiet: bool) -> Iterator[tuple[Callable[[str], None], Callab
 
 
 @dataclass(frozen=True)
-class Faults:
+class Faults:  # options; the docstring is their heading in the help
     """Faults."""
 
     faults: Path | None = None
@@ -500,9 +500,9 @@ class _Study:
     seed: int
     compare: bool
     say: Callable[[str], None]
-    """Names the work that starts."""
+    """Names the work that starts, for the progress bar."""
     show: Callable[[int, int, float], None]
-    """Shows its progress."""
+    """Shows the progress of the work: done, total and the best seconds so far."""
     path: Path | None
     """The file that finished cases are written to."""
     faults: Faults
@@ -510,7 +510,7 @@ class _Study:
     """Objectives of a front of wafers; none where only the fastest is searched for."""
 
     def cases(self, pairs: list[tuple[Any, Wafer | WaferSpace]]) -> Iterator[Case]:
-        """Answer each case; what is finished is in the file before the next one starts."""
+        """Answer each case; finished cases are in the file `path` before the next one starts."""
         cases: list[Case] = []
         single = [Problem(m, w, self.training) for m, w in pairs if isinstance(w, Wafer)]
         if not self.session.sequential and not self.compare:  # all at once, so that no worker waits
@@ -565,7 +565,7 @@ class _Study:
         return Case(best, result, self._fault_study(result.best.problem))
 
     def _front_of(self, model: Any, space: WaferSpace) -> Case:
-        """Search the non-dominated wafers of a space; the file has what is found so far."""
+        """Search the non-dominated wafers of a space; the file `path` has the front so far."""
 
         def so_far(front: WaferFront) -> None:
             if self.path is not None:
@@ -601,7 +601,7 @@ class _Study:
 
 
 @dataclass(frozen=True)
-class Wafers:
+class Wafers:  # options; the docstring is their heading in the help
     """The wafers."""
 
     on: Annotated[list[str] | None, typer.Option("--wafer")] = None
@@ -612,7 +612,7 @@ class Wafers:
 
 
 @dataclass(frozen=True)
-class WaferGoal:
+class WaferGoal:  # options; the docstring is their heading in the help
     """What to find."""
 
     compare: bool = False
@@ -627,7 +627,7 @@ class WaferGoal:
 
 
 @dataclass(frozen=True)
-class WaferEffort:
+class WaferEffort:  # options; the docstring is their heading in the help
     """Effort of the search."""
 
     seeds: int = 4

@@ -4,9 +4,9 @@ Each rank has its passes in the order of its schedule. A pass receives, runs its
 a layer is computation between the collectives of its groups. Collectives of gradients and weights
 and the optimizer step follow the passes, or are part of them, depending on the ZeRO stage.
 
-The messages are those of mlcommons/chakra@6dc63e147b9d schema/protobuf/et_def.proto: the fields
-that are written here, with their numbers and types. A file is a GlobalMetadata and then Nodes, each
-preceded by its length as a varint.
+The protobuf messages are those of mlcommons/chakra@6dc63e147b9d schema/protobuf/et_def.proto, with
+the numbers and types of the fields that are written here. A file is a GlobalMetadata and then
+Nodes, each preceded by its length as a varint.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from phaze_fast.planning.timeline import Timeline, timeline
 # ---- messages ----
 
 VERSION = "0.0.4"
-"""Of the schema, as GlobalMetadata says it."""
+"""Version of the schema, as written in GlobalMetadata."""
 NODES = {"compute": 4, "send": 5, "receive": 6, "collective": 7}
-"""Kinds of nodes by number."""
+"""Numbers of the kinds of nodes in the schema."""
 _COLLECTIVES = {
     "all-reduce": 0,
     "all-gather": 2,
@@ -56,17 +56,17 @@ _MESSAGES = {
     "Node": "id=1:uint64 name=2:string type=3:int32 ctrl_deps=4:uint64* data_deps=5:uint64* "
     "start_time_micros=6:uint64 duration_micros=7:uint64 attr=10:AttributeProto*",
 }
-"""Fields of the messages: name, number, type; a star marks a repeated field."""
+"""Fields of the protobuf messages: name, number, type; a star marks a repeated field."""
 _VALUES = (
     "double_val=3:double float_val=5:float int32_val=7:int32 int64_val=9:int64 "
     "uint32_val=11:uint32 uint64_val=13:uint64 bool_val=27:bool string_val=29:string"
 )
-"""Fields of an attribute; exactly one is set."""
+"""Fields for the value of an attribute; exactly one is set."""
 
 
 @cache
 def messages() -> tuple[Any, Any]:
-    """Return the classes of the messages (GlobalMetadata, Node).
+    """Return the classes of the protobuf messages (GlobalMetadata, Node).
 
     Raises
     ------
@@ -114,7 +114,7 @@ def messages() -> tuple[Any, Any]:
 
 
 def _framed(data: bytes) -> bytes:
-    """Return a serialised message preceded by its length."""
+    """Return a serialised protobuf message preceded by its length."""
     length, head = len(data), bytearray()
     while length > 0x7F:
         head.append(length & 0x7F | 0x80)
@@ -130,11 +130,11 @@ _NET = 3
 
 @dataclass(frozen=True)
 class Piece:
-    """Computation, or one collective, of a layer."""
+    """A part of a layer: computation, or one collective."""
 
     name: str
     group: str
-    """Empty for computation."""
+    """Kind of the group that communicates, as `Ranks.group` takes it; empty for computation."""
     collective: str
     seconds: float
     flops: int
@@ -143,7 +143,7 @@ class Piece:
 
 
 def _pieces(graph: OpGraph, seconds: Any, wanted: frozenset[str] | None = None) -> list[Piece]:
-    """Return the collectives of a graph and the computation between them, in its order."""
+    """Return the collectives of a graph and the computation between them, in the graph's order."""
     pieces: list[Piece] = []
     total = [0.0, 0.0, 0.0]
 
@@ -220,13 +220,14 @@ class _StageTemplate:
     """The nodes of one rank, a template for the other ranks of its stage.
 
     The ranks differ only in groups and peers. Attributes are the last field of a node, so a node is
-    serialised without these, and they are appended to its bytes for each rank.
+    serialised without those that differ, which are appended to its bytes for each rank.
     """
 
     def __init__(self, nodes: Iterable[Any], place: Place, ranks: Ranks) -> None:
         self._ranks, self._node = ranks, messages()[1]
         self._parts: list[tuple[bytes, Any]] = []
-        """Bytes, and what follows in the last node of them: a group's kind, or both ends."""
+        """Bytes that all ranks share, and the node after them that differs: its bytes, with the
+        kind of its group, or whether it sends, its peer's stage and its tag."""
         same = bytearray()
         for node in nodes:
             own = self._cut(node, place)
@@ -238,7 +239,7 @@ class _StageTemplate:
         self._end = bytes(same)
 
     def _cut(self, node: Any, place: Place) -> str | tuple[bool, int, int] | None:
-        """Remove from a node what depends on the rank; return the kind of group or the peer."""
+        """Remove the attributes that depend on the rank; return what `_parts` keeps of these."""
         last = node.attr[-1]
         if last.name == "pg_name":
             kind: str = last.string_val.partition(".")[0]
@@ -423,7 +424,7 @@ class ChakraTrace:
     ) -> Iterator[Any]:
         """Send to the next chunk of the pipeline, or receive from the one before.
 
-        Under dualpipe two stages have each position, one for either direction of micro-batches.
+        With dualpipe each chunk position is on two stages, one for each direction of micro-batches.
         """
         stages, (source, target) = self._chain.reshape(self.plan.pp, self.plan.vpp), positions
         ends = []
@@ -441,7 +442,7 @@ class ChakraTrace:
     def _parameters(
         self, layers: Sequence[tuple[int, str]], frozen: bool = False
     ) -> tuple[float, float]:
-        """Count the trained parameters of layers on a device, with `frozen` all of them.
+        """Count the trained parameters of layers on a device; with `frozen` also the frozen ones.
 
         The first count is without experts, the second of experts.
         """

@@ -1,6 +1,6 @@
 """DeepSpeed: a plan as a configuration file, and such a file as a plan.
 
-The file has neither stages nor recomputation: the user's program sets both.
+A DeepSpeed configuration has neither stages nor recomputation: the user's program sets both.
 """
 
 from __future__ import annotations

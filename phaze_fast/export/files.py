@@ -91,7 +91,7 @@ def _transformer(model: Model | str) -> TransformerModel:
 
 
 def _contents(text: str, source: str) -> tuple[str | None, Any]:
-    """Return the format of a file (None: of no framework) and the input of its reader."""
+    """Return a file's format (None: not of a framework) and the data for the format's reader."""
     bridge_tp = flag_names("bridge")["tp"]
     if source.endswith(".toml"):
         return "torchtitan", text
@@ -138,7 +138,7 @@ def read_plan(path: str | Path, model: Model | str, devices: int | None = None) 
     Raises
     ------
     InvalidInputError
-        Where the file is none of these, or has settings that a plan cannot express.
+        Where the file is not one of a framework, or has settings that a plan cannot express.
     """
     source, transformer = str(path), _transformer(model)
     format_, contents = _contents(read_text(path), source)

@@ -35,7 +35,7 @@ FAMILIES: Mapping[str, str] = {
     "copies": r"memcpy|memset|copy_kernel|direct_copy|cat_array",
     "element-wise": r"elementwise|vectorized|triton|reduce_kernel|gelu|silu|dropout|rotary|rope",
 }
-"""Patterns of the names of kernels, by family; the first that matches counts."""
+"""Patterns of kernel names by family; a kernel belongs to the first family that matches."""
 OTHER = "other"
 
 _OF_KIND = {
@@ -61,17 +61,17 @@ class Profile:
     """Times of one device in a profile."""
 
     steps: int
-    """Steps that it covers."""
+    """Number of steps in the profile."""
     step_s: float
-    """Seconds of a step: from the first kernel to the last, over the steps, or as marked."""
+    """Mean seconds of a step, as the profiler marked it, or first to last kernel over `steps`."""
     busy_s: float
     """Seconds of a step in which some kernel runs."""
     seconds: Mapping[str, float]
-    """Of a step by family of kernels; kernels that run together count each."""
+    """Seconds of a step by family of kernels; those of kernels that run together are added up."""
     kernels: Mapping[str, int]
-    """How many kernels of each family a step has."""
+    """Number of kernels of each family in a step."""
     rank: int | None
-    """Of the device in its run, where the profile says it."""
+    """Rank of the device; None where the profile does not give it."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class FamilyTime:
 
     @property
     def difference_s(self) -> float:
-        """Measured less predicted."""
+        """Measured less predicted seconds."""
         return self.measured_s - self.predicted_s
 
 
@@ -94,15 +94,15 @@ class Comparison:
     """A profile compared with a plan."""
 
     stage: int
-    """Of the plan that the profiled device has."""
+    """Stage of the plan that the profiled device runs."""
     measured_step_s: float
     predicted_step_s: float
     measured_idle_s: float
     """Seconds of a step in which no kernel runs."""
     predicted_idle_s: float
-    """Fill, drain, waiting for slower stages."""
+    """Predicted seconds of fill and drain of the pipeline and of waiting for slower stages."""
     families: tuple[FamilyTime, ...]
-    """Largest difference first."""
+    """Times by family of kernels, the family with the largest difference first."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -115,7 +115,7 @@ def _family(name: str) -> str:
 
 
 def _timed(event: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return an event after checking that its start and length are numbers."""
+    """Return a trace event after checking that its start and duration are numbers."""
     for key in ("ts", "dur"):
         value = event.get(key)
         number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -132,14 +132,14 @@ def read_profile(path: str | Path, steps: int | None = None) -> Profile:
     Parameters
     ----------
     path
-        JSON, optionally compressed by gzip.
+        The trace: JSON, optionally compressed by gzip.
     steps
         Number of steps; by default those that the profiler marked, or one.
 
     Raises
     ------
     InvalidInputError
-        Where the file is not such a trace, or has no kernel.
+        Where the file is not a trace of this kind, or has no GPU kernel.
     """
     data = _trace(path)
     events = [
@@ -198,7 +198,7 @@ def _union(spans: list[tuple[float, float]]) -> float:
 
 
 def _predicted(sizes: StrategySizes, plan: Plan, cluster: Cluster, stage: int) -> dict[str, float]:
-    """Return the seconds of a step by family on a device of a stage."""
+    """Return the predicted seconds of a step by family of kernels on a device of a stage."""
     ((_, costs, _),) = priced([sizes], cluster, {}, threads=1)
     seconds_of = dict.fromkeys([*FAMILIES, OTHER], 0.0)
 
@@ -239,7 +239,7 @@ def compare_profile(
     profile
         Profile of one device of a run of that plan.
     stage
-        Stage of the device; by default that of its rank, or 0.
+        Stage of the device; by default that of the profile's rank, or of rank 0.
 
     Raises
     ------

@@ -29,9 +29,9 @@ _CUSTOM = "custom"
 _LATENT = ("query_rank", "kv_rank", "plain_width", "rotary_width", "value_width")
 _OF_EXPERTS = ("experts", "top_k", "expert_ffn")
 _SIZES = ("layers", "hidden", "heads", *_OF_EXPERTS)
-"""Settings that a file and a model must agree on."""
+"""Settings in which a command and the model must agree."""
 _ALWAYS_RECOMPUTED = ("norms", "activations", "gated-product")
-"""Operators that every policy but full recomputes."""
+"""Operators that every remat policy recomputes; ``full`` recomputes all others as well."""
 
 
 def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
@@ -44,7 +44,7 @@ def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
 
 
 def _policy(request: Request, names: FlagNames) -> dict[str, str] | None:
-    """Return the settings with the recomputation of a plan, or None if there are none."""
+    """Return the settings for the recomputation of a plan, or None if no settings express it."""
     policies = {
         frozenset(mode.split("+")): word for mode, word in names.tables["recompute"].items()
     }
@@ -121,7 +121,7 @@ def _pipeline(request: Request) -> dict[str, Any]:
 
 
 def _decoder(request: Request, names: FlagNames) -> str | None:
-    """Return the decoder block that has a model's fields, or None."""
+    """Return the name of MaxText's decoder block with the model's fields, or None."""
     known = names.tables["decoders"].items()
     return next((name for name, fields in known if has_fields(request.model, fields)), None)
 
@@ -289,7 +289,7 @@ def _read_precision(names: FlagNames, word: str) -> str:
 
 
 def _read_recompute(names: FlagNames, settings: dict[str, str]) -> str:
-    """Read the policy; an operator is stored if one of its tensors is saved."""
+    """Read the remat policy; an operator is not recomputed if one of its tensors is saved."""
     policy = settings.get(names["recompute"], "full")
     if policy != _CUSTOM:
         return str(names.meaning("recompute", "recompute", policy))

@@ -78,19 +78,19 @@ def layout_text(chunks: Sequence[Chunk]) -> str:
 
 
 def read_layout(text: str, name: str) -> list[int]:
-    """Read a layout string as the layers of each chunk, embedding and head counted.
+    """Read a layout string: the number of layers of each chunk, embedding and head counted.
 
     Parameters
     ----------
     text
-        The string.
+        The layout string.
     name
-        The option that gave it, for messages.
+        The option that gave the string, for messages.
 
     Raises
     ------
     InvalidInputError
-        Where it is malformed, or has layers that a plan does not have.
+        Where the string is malformed, or has layers that a plan does not have.
 
     Examples
     --------
@@ -121,7 +121,7 @@ def read_layout(text: str, name: str) -> list[int]:
 
 
 def write_megatron(request: Request) -> tuple[str, list[Unexpressed]]:
-    """Write a plan as a command that runs Megatron-LM on synthetic data."""
+    """Write a plan as a command that runs Megatron-LM on mock data."""
     names = flag_names("megatron")
     terms, missing = _plan_terms(request)
     missing += missing_model(request)
@@ -134,9 +134,9 @@ def write_megatron(request: Request) -> tuple[str, list[Unexpressed]]:
         "steps": 10,
     }
     if "layout" in terms:
-        terms.pop("vpp", None)  # Megatron-LM derives it from the layout
+        terms.pop("vpp", None)  # Megatron-LM derives vpp from the layout
     arguments: list[list[object]] = []
-    terms.pop("offload_on", None)  # the number of layers says it
+    terms.pop("offload_on", None)  # implied by the number of offloaded layers
     for key, value in terms.items():
         if value is True:
             arguments.append([names[key]])
@@ -204,7 +204,7 @@ def _torchrun(names: FlagNames, request: Request) -> list[str]:
 
 
 def _plan_terms(request: Request) -> tuple[Terms, list[Unexpressed]]:
-    """Return a plan as terms of Megatron-Core, and the parts they cannot express."""
+    """Return a plan as terms of Megatron-Core, and the parts of it that terms cannot express."""
     spec, model, tables = request.spec, request.model, flag_names("megatron").tables
     recompute, recomputable = _recompute(request)
     terms: Terms = {"tp": spec.tp, "pp": spec.pp, "cp": spec.cp}
@@ -256,14 +256,14 @@ _OFFLOADED: Mapping[str, Any] = {
     "offload": True,
     "offload_share": 1.0,
     "offload_overlap": True,
-    "offload_precise": True,  # required by the two before
+    "offload_precise": True,  # required by the two terms above
 }
-"""Terms of an optimiser whose state the host has and updates."""
+"""Terms of an optimiser whose state is stored and updated by the host."""
 
 
 def _sharding(request: Request) -> Terms:
     spec = request.spec
-    copies = spec.tp // ((spec.etp or spec.tp) * spec.ep)  # of an expert in one replica
+    copies = spec.tp // ((spec.etp or spec.tp) * spec.ep)  # copies of an expert in one replica
     if spec.dp * spec.cp == 1 and (copies == 1 or request.model.moe is None):
         return {"zero_1": True, **_OFFLOADED} if spec.offload_optimizer else {}
     terms: Terms = {"overlap_gradients": True}
@@ -299,7 +299,7 @@ def _recompute(request: Request) -> tuple[Terms, bool]:
 
 
 def _modules(model: TransformerModel, mode: str) -> list[str] | None:
-    """Return Megatron-Core's modules that a mode recomputes, or None where there are none."""
+    """Return the modules of Megatron-Core that recompute what a mode does; None if none do."""
     if mode == "selective":
         return ["core_attn"]
     operators = set(mode.split("+"))
@@ -495,7 +495,7 @@ def _read_cp_kind(terms: Terms, model: TransformerModel, cp: int, names: FlagNam
 
 
 def _read_offload(terms: Terms, names: FlagNames) -> bool:
-    """Return whether the host has the optimiser's state, all or nothing of it."""
+    """Return whether the host stores the optimiser's state, either all of it or nothing."""
     share = str(terms.get("offload_share", 1.0))
     if terms.get("offload") and share not in ("1.0", "1"):
         raise not_accepted(names["offload_share"], share, "1.0: all state is in the host's memory")

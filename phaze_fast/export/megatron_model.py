@@ -21,7 +21,7 @@ _SIZES = (
     *("layers", "hidden", "ffn", "heads", "kv_heads", "experts", "top_k", "expert_ffn"),
     *("query_rank", "kv_rank", "plain_width", "rotary_width", "value_width"),
 )
-"""Terms that a file and a model must agree on."""
+"""Terms in which a file and the model must agree."""
 _BIASES = ((True, True, True), (False, False, False), (True, False, False))
 """Biases of query, key and value projections, output projection and feed-forward layer."""
 _STRETCHED = "llama3"
@@ -89,7 +89,7 @@ def _rotary(model: TransformerModel) -> Terms:
 
 
 def _window(model: TransformerModel) -> Terms:
-    """Return the terms of windows: tokens before and after, and one full layer in so many."""
+    """Return the terms of windows: tokens before and after a query, and layers without a window."""
     if model.window is None:
         return {}
     full = set(model.full_attention_layers)
@@ -117,7 +117,7 @@ def _experts(model: TransformerModel, moe: MixtureOfExperts) -> Terms:
         "capacity": moe.capacity_factor,
         "padded": moe.capacity_factor is not None,
         "scores": moe.scores,
-        # The softmax of one score alone is 1: Megatron-Core asks for that of all scores instead.
+        # The softmax of a single score is 1: Megatron-Core requires the softmax of all scores then.
         "unnormalised": softmax and (moe.top_k == 1 or not moe.scores_normalised),
         "scores_factor": moe.scores_factor if moe.scores_factor != 1.0 else None,
         "balancing_bias": moe.balancing_bias,
@@ -154,7 +154,7 @@ def missing_model(request: Request, any_activation: bool = False) -> list[Unexpr
 
 
 def check_sizes(terms: Mapping[str, Any], model: TransformerModel, names: FlagNames) -> None:
-    """Check that a file is of this model, as far as it gives sizes.
+    """Check that the sizes in a file, as far as it gives any, are those of this model.
 
     Raises
     ------

@@ -40,7 +40,7 @@ class Ranks:
     def rank(self, tensor: int, context: int, replica: int, stage: int) -> int:
         """Return the rank of a place.
 
-        Stages lie outside replicas, or inside where the plan's rank order says so.
+        Ranks of a stage are consecutive, unless the plan's rank order puts stages inside replicas.
         """
         plan = self.plan
         if plan.rank_order == "stages-inside":
@@ -69,10 +69,10 @@ class Ranks:
             Place of a rank.
         kind
             ``tensor``, ``expert-tensor`` (ranks that split an expert), ``context``,
-            ``context-heads`` and ``context-ring`` (its parts where kinds are mixed), ``expert``,
-            ``expert-mesh`` (ranks that have one copy of the experts), ``data`` (ranks with the
-            same weights that shard their state), ``expert-data`` (the same for experts) or
-            ``copies`` (ranks with the same shard of state).
+            ``context-heads`` and ``context-ring`` (parts of a context group that mixes ulysses and
+            ring), ``expert``, ``expert-mesh`` (ranks that together have one copy of the experts),
+            ``data`` (ranks with the same weights that shard their state), ``expert-data`` (such
+            ranks for experts) or ``copies`` (ranks with the same shard of state).
         """
         plan, t, c, d, s = self.plan, place.tensor, place.context, place.replica, place.stage
         if kind == "tensor":
@@ -94,7 +94,7 @@ class Ranks:
         return self._expert_group(place, kind, begin, end)
 
     def _expert_group(self, place: Place, kind: str, begin: int, end: int) -> tuple[int, ...]:
-        """Return a group of experts, by the order of devices in a stage; see `Strategy.etp`.
+        """Return a group of an expert kind, by the order of devices in a stage; see `Strategy.etp`.
 
         Replicas from `begin` to `end` shard the state of `place`.
         """
@@ -123,7 +123,7 @@ class Ranks:
 
 
 def stage_layers(plan: Plan, sizes: StrategySizes, stage: int) -> list[list[tuple[int, str]]]:
-    """Return the kind and the recompute mode of each layer, chunk by chunk of a stage.
+    """Return, for each chunk of a stage, the kind and the recompute mode of its layers.
 
     Embedding and head are not recomputed.
     """

@@ -36,11 +36,11 @@ class Unexpressed:
     """A part of a plan, or of its model, that a format cannot express."""
 
     what: str
-    """The part and its value, named as the option of `predict` is."""
+    """The part and its value, as an option of `predict`."""
     why: str
     """What the format lacks, or does instead."""
     of: Literal["plan", "model"] = "plan"
-    """Whether it is a part of the plan or of the model's architecture."""
+    """Whether the part is one of the plan or of the model's architecture."""
 
     def __str__(self) -> str:
         return f"{self.what}: {self.why}"
@@ -48,7 +48,7 @@ class Unexpressed:
 
 @dataclass(frozen=True)
 class Exported:
-    """A plan as a training framework reads it."""
+    """A plan as a file of a training framework."""
 
     format: str
     text: str
@@ -95,10 +95,10 @@ class Chunk:
 
     embedding: bool
     blocks: range
-    """Numbers of its blocks, from 0."""
+    """Numbers of the chunk's blocks, from 0."""
     head: bool
     recompute: str
-    """What its stage recomputes."""
+    """What the chunk's stage recomputes."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Request:
         return cls(spec, model, node_devices)
 
     def remarks(self, names: FlagNames, missing: Sequence[Unexpressed]) -> list[str]:
-        """Return the first lines of a file: its subject, and what it does not express."""
+        """Return the first lines of a file: its title, and what the file does not express."""
         lines = [f"{self.title}: {names.title}", f"Names of flags as in {names.version}."]
         return lines + [f"Not expressed: {item}" for item in missing]
 
@@ -288,7 +288,7 @@ class Request:
     def offloaded_blocks(self) -> int | None:
         """Number n, if the first n blocks of the only chunk are offloaded and others store all.
 
-        Some blocks are not (Megatron-Core offloads fewer layers than a model has).
+        At least one block is not offloaded: Megatron-Core offloads fewer layers than a model has.
         """
         if len(self.chunks) > 1 or self.modes != {"offload", "none"}:
             return None
@@ -314,7 +314,7 @@ class Request:
 
 
 def stage_sizes(blocks: Sequence[int]) -> tuple[int, ...]:
-    """Return the layers of chunks with so many blocks: embedding first, head last.
+    """Return the layers of chunks from their blocks, with the embedding first and the head last.
 
     Examples
     --------
@@ -391,13 +391,13 @@ class FlagNames:
     title: str
     """What a file of the format is."""
     version: str
-    """Of the framework."""
+    """Version of the framework."""
     read_from: tuple[str, ...]
-    """Public files that the names were read in."""
+    """Public files that the names were taken from."""
     names: Mapping[str, str]
-    """Flag or key by what it says."""
+    """The framework's flag or key, by our name of what it sets."""
     tables: Mapping[str, Mapping[Any, Any]] = field(default_factory=FrozenDict)
-    """Values of flags by what they mean here."""
+    """Tables of the format by name, such as the values of a flag by their names in this package."""
 
     def __getitem__(self, key: str) -> str:
         return self.names[key]
@@ -420,7 +420,7 @@ class FlagNames:
         return nested
 
     def meaning(self, table: str, key: str, word: str) -> Any:
-        """Look up what a value of the flag `key` means here.
+        """Look up what a value of the flag `key` means in this package.
 
         Raises
         ------
@@ -563,7 +563,7 @@ def nested_value(data: Mapping[str, Any], path: str) -> Any:
 
 
 def flattened(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return all values by path.
+    """Return all values of nested mappings by their dotted paths.
 
     Examples
     --------

@@ -24,7 +24,7 @@ from phaze_fast.software import BF16
 
 
 def _modules(chunk: Chunk) -> list[str]:
-    """Names of the modules of a chunk, as torchtitan's decoders have them."""
+    """Names that torchtitan's decoders have for the modules of a chunk."""
     blocks = [f"layers.{i}" for i in chunk.blocks]
     return ["tok_embeddings"] * chunk.embedding + blocks + ["norm", "output"] * chunk.head
 

@@ -36,14 +36,14 @@ Dtype = Literal["bf16", "fp16", "fp8", "fp4", "int8", "fp32", "tf32"]
 """Number formats a tensor core can multiply."""
 
 Rate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
-"""A rate relative to another, more than zero."""
+"""A rate relative to that of another number format, more than zero."""
 
 
 class StructuredSparsity(Record):
-    """Weights of which a tensor core skips some: at most `kept` of each `of` are not zero.
+    """Structured sparsity: of each `of` weights, at most `kept` are not zero; cores skip the rest.
 
-    Only forward products are sped up: the mask runs along their inner dimension, and the transposed
-    product of the backward pass has another one (Mishra et al., Accelerating Sparse Deep Neural
+    Only forward products are sped up: zeros are placed along their inner dimension, while the
+    backward pass reads the weights transposed (Mishra et al., Accelerating Sparse Deep Neural
     Networks, 2021, arXiv:2104.08378). Bytes are those of dense weights, which training keeps.
 
     Examples
@@ -54,11 +54,11 @@ class StructuredSparsity(Record):
 
     what: ClassVar[str] = "sparsity"
     kept: Count = 2
-    """Weights that may differ from zero."""
+    """Weights of a group that may differ from zero."""
     of: Count = 4
     """Weights of one group."""
     weight_share: Fraction
-    """Share of the weights in forward products that has such zeros; 0 to 1."""
+    """Share of the weights in forward products that are sparse in this way; 0 to 1."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -68,29 +68,29 @@ class StructuredSparsity(Record):
 
     @property
     def products_done(self) -> float:
-        """Share of the multiplications of forward products that is done."""
+        """Share of the multiplications of forward products that the cores do not skip."""
         return 1.0 - self.weight_share * (1.0 - self.kept / self.of)
 
 
 class TensorCore(Record):
-    """Matrix units of a chip, all identical but for those of `OtherTensorCore`."""
+    """Identical matrix units of a chip, each one array of multipliers; see `OtherTensorCore`."""
 
     what: ClassVar[str] = "tensor_core"
     count: Count
     """Number of units (SMs on a GPU)."""
     width: Side
-    """Columns of one array."""
+    """Columns of a unit's array."""
     depth: Side
-    """Rows of one array; width x depth multiply-accumulates per cycle in bf16."""
+    """Rows of a unit's array; width x depth multiply-accumulates per cycle in bf16."""
     local_buffer_bytes: Bytes | None = None
-    """Local buffer of one array; by default max(1 KiB, width x depth x 16 B), as in PHAZE."""
+    """Local buffer of one unit; by default max(1 KiB, width x depth x 16 B), as in PHAZE."""
     rates: FrozenDict[Dtype, Rate] = FrozenDict({"bf16": 1.0, "fp16": 1.0})
     """Multiply-accumulates per cycle in each format, relative to bf16."""
     sum_bytes: Literal[2, 4] = 4
     """Bytes of a partial sum: 4 in fp32, which training needs (sums of thousands of products in
     bf16 lose the small ones: Wang et al., NeurIPS 2018, arXiv:1812.08011)."""
     sparsity: StructuredSparsity | None = None
-    """Zeros among the weights that the cores skip; absent: they multiply all of them."""
+    """Zeros among the weights that the cores skip; absent: the cores multiply all weights."""
 
     @property
     def macs_per_cycle(self) -> int:
@@ -99,18 +99,18 @@ class TensorCore(Record):
 
 
 class OtherTensorCore(Record):
-    """Matrix units of another shape, with the formats of the first and local buffers as in PHAZE.
+    """Matrix units of another shape, with `TensorCore`'s formats and local buffers as in PHAZE.
 
-    A product or an attention kernel runs on the kind on whose cores, all together, it is quickest.
+    A product or an attention kernel runs on all cores of one kind, the kind that is quicker.
     """
 
     what: ClassVar[str] = "other_tensor_core"
     count: Count
     """Number of units."""
     width: Side
-    """Columns of one array."""
+    """Columns of a unit's array."""
     depth: Side
-    """Rows of one array."""
+    """Rows of a unit's array."""
 
 
 class VectorCore(Record):
@@ -118,7 +118,7 @@ class VectorCore(Record):
 
     what: ClassVar[str] = "vector_core"
     count: Count
-    """How many there are."""
+    """Number of units."""
     lanes: Side
     """Lanes of one unit."""
     alus_per_lane: Side = 1
@@ -162,15 +162,16 @@ class Hbm(Record):
     stacks: Count = 1
     """Number of 1,024-bit stacks, each with its PHY and controller."""
     adder_bytes: Literal[2, 4] | None = None
-    """Width of adders beside its banks, which take partial sums of products that do not fit the
-    buffer: these are written, not read back. HBM-PIM has adders of FP16 (Lee et al., ISCA 2021,
-    doi:10.1109/ISCA52012.2021.00013). Absent: none."""
+    """Bytes of a number that adders at the memory banks add. With them, partial sums of products
+    that do not fit the buffer are written but not read back. HBM-PIM has adders of FP16 (Lee et
+    al., ISCA 2021, doi:10.1109/ISCA52012.2021.00013). Absent: no adders."""
 
 
 class StackedDram(Record):
     """DRAM stacked on the logic, between the shared buffer and the HBM.
 
-    Tiles of products and of fused groups are taken from HBM into it, and from it into the buffer.
+    Tiles of products and of fused groups are copied from HBM to this DRAM, and from there to the
+    buffer.
     """
 
     what: ClassVar[str] = "stacked"
@@ -179,7 +180,7 @@ class StackedDram(Record):
     bandwidth_bytes_per_s: Bandwidth
     """Bandwidth to the logic; more than the HBM's."""
     byte_j: Quantity = 30e-12
-    """Joules of a byte: 3.7 pJ per bit, the DRAM layers of a Hybrid Memory Cube (Jeddeloh and
+    """Joules per byte: 3.7 pJ per bit, the DRAM layers of a Hybrid Memory Cube (Jeddeloh and
     Keeth, VLSI Technology 2012)."""
 
 
@@ -188,7 +189,7 @@ class Links(Record):
 
     what: ClassVar[str] = "links"
     count: Count
-    """How many there are."""
+    """Number of links."""
     bandwidth_bytes_per_s: Bandwidth
     """Bandwidth of one link in one direction."""
 
@@ -200,18 +201,18 @@ class DieToDie(Record):
     bandwidth_bytes_per_s: Bandwidth
     """Bandwidth of all links of one die, in one direction."""
     byte_j: Quantity = 4e-12
-    """Joules of a byte: 0.5 pJ per bit, UCIe 1.0's figure for standard packages (Das Sharma et al.,
+    """Joules per byte: 0.5 pJ per bit, UCIe 1.0's figure for standard packages (Das Sharma et al.,
     IEEE TCPMT 2022)."""
 
 
 class Host(Record):
-    """The share of one chip in the host that it is plugged into."""
+    """The part of a host computer that serves one chip."""
 
     what: ClassVar[str] = "host"
     link_bytes_per_s: Bandwidth
-    """Bandwidth of its link to the host in one direction; both directions may be used at once."""
+    """Bandwidth of the chip's link to the host in one direction; both may be used at once."""
     memory_bytes_per_s: Bandwidth
-    """Its share of the bandwidth of the host's memory."""
+    """The chip's share of the bandwidth of the host's memory."""
 
 
 FIELD_COLUMNS = {
@@ -275,11 +276,11 @@ class Accelerator(Record):
     die_to_die: DieToDie | None = None
     """Links between the dies; absent: they do not limit the shared buffer, and cost no energy."""
     host: Host | None = None
-    """Its share of the host; absent: a plan keeps nothing in the host's memory."""
+    """The chip's share of its host; absent: a plan keeps nothing in the host's memory."""
     launch_latency_s: Seconds = 0.0
-    """Fixed cost of starting one operator."""
+    """Fixed time to start one operator."""
     tuning: Tuning = Tuning()
-    """How its software uses it; neutral unless fitted to measurements."""
+    """Efficiency of the chip's software; ideal by default."""
     process_nm: Quantity | None = None
     """Process node as its maker names it."""
     die_area_mm2: SquareMillimetres | None = None
@@ -361,7 +362,7 @@ class Accelerator(Record):
 
     @property
     def repeats_shape(self) -> bool:
-        """Whether its other tensor cores have the shape of the first, which is not accepted."""
+        """Whether `other_tensor_core` has the shape of `tensor_core`, which is not accepted."""
         first, other = self.tensor_core, self.other_tensor_core
         return other is not None and (other.width, other.depth) == (first.width, first.depth)
 
@@ -394,10 +395,10 @@ class Accelerator(Record):
 
     @property
     def load_clock_share(self) -> float:
-        """Share of its clock at which the chip stays below its power limit under long products.
+        """Share of the full clock at which long products stay below the chip's power limit.
 
-        The rate that measurements show then (`tuning.sustained_flops`), over that of its cores at
-        the full clock: a limit slows products by lowering the clock, and the voltage with it.
+        The quotient of the measured rate of long products (`tuning.sustained_flops`) and the rate
+        of the cores at the full clock: a power limit lowers the clock, and with it the voltage.
 
         Examples
         --------
@@ -417,7 +418,7 @@ class Accelerator(Record):
         return calibration_of(self.name, self.tuning)
 
     def with_attention(self, kernel: str) -> Self:
-        """Return the same chip with another kernel for fused attention.
+        """Return the chip with another of its kernels for fused attention.
 
         Raises
         ------
@@ -446,7 +447,7 @@ class Accelerator(Record):
             part, _, leaf = field.rpartition(".")
             owner = getattr(self, part) if part else self
             row[column] = 0 if owner is None else getattr(owner, leaf)
-        # PHAZE's template: 1 KiB of local buffer per 64 processing elements or lanes, at least one.
+        # PHAZE's template: 1 KiB of local buffer per 64 processing elements or lanes, at least 1.
         tensor, vector = self.tensor_core, self.vector_core
         if tensor.local_buffer_bytes is None:
             row["tensor_local_bytes"] = max(KIB, tensor.width * tensor.depth * KIB // 64)
@@ -460,7 +461,7 @@ class Accelerator(Record):
 
     @property
     def arrays(self) -> str:
-        """Number and shape of its tensor cores, those of another shape too, as text."""
+        """Number and shape of the tensor cores, those of another shape too, as text."""
         kinds = (self.tensor_core, self.other_tensor_core)
         return " and ".join(f"{c.count} x {c.width}x{c.depth}" for c in kinds if c is not None)
 
@@ -510,7 +511,7 @@ def port_bytes_per_cycle(chips: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def with_other_cores(chips: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return chips with their other tensor cores in place of the first, where they have others."""
+    """Return chips with `other_tensor_core` in place of `tensor_core`, where a chip has both."""
     swapped, has = chips.copy(), chips["other_cores"] > 0
     for part in ("cores", "width", "depth"):
         swapped[f"tensor_{part}"][has] = chips[f"other_{part}"][has]
@@ -523,7 +524,7 @@ def with_other_cores(chips: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def limit_by_dies(chips: np.ndarray[Any, Any], links: DieToDie) -> None:
     """Lower the bandwidth of the shared buffer, in place, to what links between dies carry.
 
-    Addresses are interleaved over d dies, so that (d - 1) / d of all bytes cross to another one.
+    Addresses are interleaved over d dies, so that (d - 1) / d of all bytes cross to another die.
     """
     several = chips["dies"] > 1
     away = np.where(several, 1.0 - 1.0 / np.maximum(chips["dies"], 1), 1.0)
@@ -535,9 +536,9 @@ def limit_by_dies(chips: np.ndarray[Any, Any], links: DieToDie) -> None:
 def memory_of_records(chips: np.ndarray[Any, Any]) -> tuple[Any, Any]:
     """Bytes and bytes per second of the memory that layers are placed in.
 
-    That is the HBM. Chips without any place layers in their SRAM: the shared buffer and the local
-    buffers of the tensor cores, read at the rate of the shared buffer, or through the ports of the
-    cores where there is none.
+    That memory is the HBM. Chips without HBM place layers in their SRAM: the shared buffer and the
+    local buffers of the tensor cores, read at the rate of the shared buffer, or through the ports
+    of the cores where there is no shared buffer.
     """
     off_chip = chips["hbm_bytes_per_s"] > 0
     size = chips["buffer_bytes"] + chips["tensor_cores"] * chips["tensor_local_bytes"]
@@ -550,10 +551,10 @@ def memory_of_records(chips: np.ndarray[Any, Any]) -> tuple[Any, Any]:
 
 
 class _Chips(Presets[Accelerator]):
-    """Chips of the package; vector functions are written once, at the chip they were fitted on."""
+    """Chips of the package; vector functions are listed only with the chip they were fitted on."""
 
     def preset(self, name: str) -> Accelerator:
-        """Read a chip with the vector functions of the chip that it carries constants from."""
+        """Read a chip; one without vector functions has those of the chip in its `carried_from`."""
         self.check(name)
         chip = self._document(name)
         tuning = chip.get("tuning", {})

@@ -1,9 +1,9 @@
 """Interconnects between devices: flat, tiered, torus and mesh, and clusters of devices on one.
 
-Ranks are numbered innermost first: on tiers, rank 0..7 share a node of 8; on a torus, rank r has
+Ranks are numbered innermost first: on tiers, ranks 0 to 7 share a node of 8; on a torus, rank r has
 coordinate r mod dims[0] in the first dimension. How a communication library uses the links of a
-tier is data as well: an ideal interconnect needs none; for clusters of GPUs the constants are
-fitted to measured collectives or follow from published figures, and `sources` says which.
+tier is data too (`CollectiveTuning`), which an ideal interconnect lacks; for clusters of GPUs these
+constants are fitted to measured collectives or follow from published figures, as `sources` says.
 """
 
 from __future__ import annotations
@@ -48,28 +48,29 @@ _EXCHANGE = 3
 
 
 class Protocol(Record):
-    """One protocol by which a library moves messages; of those allowed, the fastest is used.
+    """One protocol by which a communication library moves messages.
 
-    A reduce-scatter or all-gather of V bytes over p ranks takes startup_s + (p - 1) step_s + V x
-    seconds. x is linear in (p - 1)/p, between the seconds per byte of two ranks (1/2) and of very
-    many ranks (1). An all-reduce takes twice that.
+    Of the protocols that allow a message's size, the fastest is used. A reduce-scatter or
+    all-gather of V bytes over p ranks takes startup_s + (p - 1) step_s + V x seconds, an all-reduce
+    twice as long. x is linear in (p - 1)/p, between the seconds per byte of two ranks, where
+    (p - 1)/p = 1/2, and of very many ranks, where it is 1.
     """
 
     what: ClassVar[str] = "protocol"
     name: str = Field(min_length=1)
     """Name of the protocol, such as NCCL's LL, LL128 and Simple."""
     startup_s: Seconds
-    """Start-up of a collective that reaches this tier."""
+    """Start-up time of a collective that reaches this tier."""
     step_s: Seconds
-    """One step between neighbours."""
+    """Latency of one step between neighbours of a ring."""
     two_rank_share: Share
     """Share of the tier's bandwidth that two ranks reach."""
     many_rank_share: Share
-    """Share that very many ranks reach; at most twice the other."""
+    """Share that very many ranks reach; less than twice `two_rank_share`."""
     operations: FrozenDict[Operation, tuple[Share, Share]] = FrozenDict()
-    """Both shares for collectives with other values, by name."""
+    """Both shares, by collective, where a collective has other values."""
     most_bytes_per_rank: Bytes = 0
-    """Largest part of the vector per rank for which it is used; 0 = no limit."""
+    """Most bytes of the vector per rank for which the protocol is used; 0 = no limit."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -95,7 +96,7 @@ class InSwitch(Record):
 
     what: ClassVar[str] = "in_switch"
     startup_s: Seconds
-    """Start-up of one."""
+    """Start-up time of one all-reduce."""
     share: Share
     """Share of the tier's bandwidth, counting the bytes of a ring, 2 (p - 1)/p of the vector."""
 
@@ -112,15 +113,15 @@ class CollectiveTuning(Record):
 
     what: ClassVar[str] = "library"
     ring: Annotated[tuple[Protocol, ...], Field(min_length=1, max_length=_core.MAX_PROTOCOLS)]
-    """For all-reduce, reduce-scatter, all-gather and broadcast; the last has no limit of bytes."""
+    """Protocols of all-reduce, reduce-scatter, all-gather, broadcast; the last allows any size."""
     exchange: Annotated[tuple[Protocol, ...], Field(min_length=1, max_length=_core.MAX_PROTOCOLS)]
-    """For all-to-all and point-to-point; the last has no limit of bytes."""
+    """Protocols of all-to-all and point-to-point; the last allows messages of any size."""
     in_switch: InSwitch | None = None
     """All-reduces in the switch; none if the switch does not support them."""
     fitted: tuple[str, ...] = ()
     """Constants that were fitted to measurements of this interconnect."""
     sources: tuple[str, ...] = ()
-    """Measurements that they were fitted on, or other origin."""
+    """Measurements that the constants were fitted on, or publications that give them."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -137,7 +138,7 @@ class CollectiveTuning(Record):
 
     @property
     def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Names of both lists of protocols, which all tiers of an interconnect share."""
+        """Names of the protocols of both lists; all tiers of an interconnect have the same."""
         return tuple(p.name for p in self.ring), tuple(p.name for p in self.exchange)
 
 
@@ -177,7 +178,7 @@ _PEAK = "-peak"  # suffix of a preset's name: links at their peak, without a lib
 
 
 class _Level(NamedTuple):
-    """One tier or dimension, with the fields of the kernels' record."""
+    """One tier of switches or dimension of a grid, with the fields of the kernels' record."""
 
     size: int
     """Units of the level below in one unit; 0 where there is no limit."""
@@ -280,14 +281,14 @@ class Tier(Record):
     """Latency of one message at this tier."""
     oversubscription: Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)] = 1.0
     """Bandwidth of the ports below over that of the uplinks of this tier: 7 where a switch has
-    seven times as much going in as going up. All devices send across it at once, so each gets that
-    part of its port."""
+    seven times as much going in as going up. All devices are taken to send across the tier at once,
+    so each gets 1/oversubscription of its port's bandwidth."""
     links: Literal["switch", "full-mesh"] = "switch"
-    """How its units are wired: through a switch, or each to every other by a link of its own, as
-    GPUs connected by xGMI are. In a full mesh of n a device reaches one other at 1/(n - 1) of its
-    bandwidth, and a group of k uses k - 1 links."""
+    """How the `size` units are wired: through a switch, or each to every other by a link of its
+    own, as GPUs connected by xGMI are. In a full mesh of n units a device reaches one other at
+    1/(n - 1) of its bandwidth, and each device of a group of k uses k - 1 links."""
     library: CollectiveTuning | None = None
-    """What a communication library reaches; absent = the bandwidth and latency above."""
+    """Constants of a communication library; absent = the bandwidth and latency above."""
 
     @property
     def share_bytes_per_s(self) -> float:
@@ -308,7 +309,7 @@ class TieredFabric(_FabricBase):
     kind: Literal["tiered"] = "tiered"
     """Kind of interconnect."""
     tiers: Annotated[tuple[Tier, ...], Field(min_length=1, max_length=_core.MAX_LEVELS)]
-    """Innermost first; only the last may be without a size."""
+    """The tiers, innermost first; only the last may be without a size."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -449,7 +450,7 @@ class MeshFabric(_GridFabric):
 AnyFabric = FlatFabric | TieredFabric | TorusFabric | MeshFabric
 """An interconnect of any kind."""
 Fabric = Annotated[AnyFabric, Field(discriminator="kind")]
-"""The same as a field of a record; `kind` says which it is."""
+"""Type of a record's field that holds an interconnect; its `kind` tells the kinds apart."""
 
 _ADAPTER: TypeAdapter[AnyFabric] = TypeAdapter(Fabric)
 
@@ -538,12 +539,12 @@ class Cluster(Record):
 
     what: ClassVar[str] = "cluster"
     devices: Annotated[int, Field(strict=True, ge=1, le=2**20)]
-    """How many devices, at most 2**20: messages are priced device by device."""
+    """Number of devices, at most 2**20 because messages are priced device by device."""
     fabric: Annotated[Fabric, NamedOr()]
     """The interconnect; a torus or mesh is cut to a slice of that many devices. In a file also a
     preset's name."""
     chip: Annotated[Accelerator, NamedOr()] | None = None
-    """What the devices are; absent where a search chooses it. In a file also a preset's name."""
+    """The chip of all devices; absent where a search chooses it. In a file also a preset's name."""
 
     @model_validator(mode="before")
     @classmethod

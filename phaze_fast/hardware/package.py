@@ -80,9 +80,9 @@ class RunningCosts(Record):
     years: Quantity = 4.0
     """Depreciation period of devices. Assumption: four years, as cloud operators state."""
     used: Quantity = 0.9
-    """Share of that time in which they train. Assumption."""
+    """Share of the depreciation period in which devices train. Assumption."""
     usd_per_kwh: Quantity = 0.08
-    """Electricity. Assumption: about the price that industry pays in the United States."""
+    """Price of electricity. Assumption: about what industry pays in the United States."""
     overhead: Quantity = 1.1
     """Power usage effectiveness (PUE): energy of the building over that of the devices. Google,
     Environmental Report 2023: 1.10."""
@@ -116,10 +116,10 @@ class PackageModel(Record):
     hbm_footprint_mm2: SquareMillimetres = 110.0
     """Area of one stack: about 10 mm x 11 mm, JEDEC HBM2E."""
     interposer_usd_per_mm2: Quantity = 0.05
-    """Silicon interposer, bonding and substrate. Assumption."""
+    """Price of silicon interposer, bonding and substrate. Assumption."""
 
     def fits(self, area_mm2: Array, dies: Array, stacks: Array) -> Array:
-        """Whether chips of an area (links between dies included) on a number of dies fit."""
+        """Whether chips fit a package, by area (links between dies included), dies and stacks."""
         total = area_mm2 + stacks * self.hbm_footprint_mm2
         fitting: Array = (area_mm2 / np.maximum(dies, 1) <= self.reticle_mm2) & (
             total <= self.interposer_mm2
@@ -150,7 +150,7 @@ class PackageModel(Record):
         hbm_bytes: Array | int,
         prices: Prices | None = None,
     ) -> Array:
-        """Dollars of many packages: dies at their yield, HBM, interposer.
+        """Price of many packages in dollars: dies at their yield, HBM, interposer.
 
         Parameters
         ----------

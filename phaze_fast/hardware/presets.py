@@ -1,6 +1,6 @@
 """Chips and interconnects by name or from a file, with their sources.
 
-Each is one file of ``hardware/data``, read by `phaze_fast.documents.Presets`.
+Each preset is one file of ``hardware/data``, read by `phaze_fast.documents.Presets`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Area, energy and power of chips at a process node, and the clock that a power cap leaves.
+"""Area, energy and power of chips at a process node, and the highest clock under a power cap.
 
 Area follows the PHAZE template, exact at its published sizes. Terms that the published formula
 omits can be enabled, each with its source: the network between cores and buffer, HBM PHYs with
@@ -33,7 +33,7 @@ from phaze_fast.threads import thread_count
 
 
 REFERENCE_NM = 7.0
-"""The node of the area formula and of the usual energy table."""
+"""The node of the area formula and of the energy table ``7nm``, in nm."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ def process_node(nm: float) -> ProcessNode:
 _TRANSISTORS_PER_MM2 = 96.3e6
 _HBM_STACK_MM2 = 10.45 + 552.743e6 / _TRANSISTORS_PER_MM2
 _PORT_BYTE_MM2 = 44.3e6 / _TRANSISTORS_PER_MM2 / 64.0
-# The same: 996,200 transistors of control per vector lane, the mean of an A100 SM and an MI210 CU;
-# and the register file of 32 lanes, 16,384 words of 32 bits with 4 ports, by the regression of
+# LLMCompass: 996,200 transistors of control per vector lane, the mean of an A100 SM and an MI210
+# CU; and the register file of 32 lanes, 16,384 words of 32 bits with 4 ports, by the regression of
 # Raghavan et al. (EMPIRE), 23.553 mm2 at 90 nm and 1.6 M transistors/mm2.
 _CONTROL_LANE_MM2 = 0.9962e6 / _TRANSISTORS_PER_MM2
 _REGISTERS_LANE_MM2 = 23.553 * 1.6e6 / _TRANSISTORS_PER_MM2 / 32.0
@@ -139,17 +139,17 @@ class AreaTerms(Record):
     """Area per 1,024-bit stack. LLMCompass (ISCA 2024): HBM2e PHY 10.45 mm2 + controller 5.74 mm2;
     assumed equal for other generations."""
     control_mm2_per_lane: Quantity = _CONTROL_LANE_MM2 + _REGISTERS_LANE_MM2
-    """Per vector lane. LLMCompass (ISCA 2024): control 0.0103 mm2, 2 KiB of registers with 4 ports
-    0.0122 mm2."""
+    """Area per vector lane. LLMCompass (ISCA 2024): control 0.0103 mm2, 2 KiB of registers with 4
+    ports 0.0122 mm2."""
     link_mm2_per_byte_per_s: Quantity = _LINK_BYTE_MM2
-    """Per byte/s of a link in one direction. LLMCompass (ISCA 2024): NVLink 3, 2.66 mm2 of 25
+    """Area per byte/s of a link in one direction. LLMCompass (ISCA 2024): NVLink 3, 2.66 mm2 for 25
     GB/s."""
     die_to_die_share: Quantity = 0.1
-    """Of the area of all dies. Naffziger et al., ISCA 2021: four dies of 213 mm2 in place of one of
-    777 mm2, 10% more."""
+    """Area of links between dies over that of all other terms. Naffziger et al., ISCA 2021: four
+    dies of 213 mm2 in place of one of 777 mm2, 10% more."""
     fp8_share: Quantity = 0.1
-    """Of the multipliers' area. Assumption: two 4-bit mantissa products share an 8-bit one, with
-    exponents and alignment of their own."""
+    """Area that FP8 adds over that of the multipliers. Assumption: two 4-bit mantissa products
+    share an 8-bit one, with exponents and alignment of their own."""
     process_nm: Quantity = REFERENCE_NM
     """Process node; PHYs do not shrink (LLMCompass), controllers and all else do."""
 
@@ -163,7 +163,7 @@ class AreaTerms(Record):
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """Values for the kernels in the order of their record; zero if a term is off."""
+        """Factors of the terms in the order that the kernels take; zero if a term is off."""
         node = process_node(self.process_nm)
         logic = 1.0 + node.logic_growth
 
@@ -190,12 +190,12 @@ PUBLISHED_AREA = AreaTerms()
 """The formula of the PHAZE paper: cores, local buffers and global buffer only."""
 
 FULL_AREA = AreaTerms(network=True, hbm=True)
-"""With the core-to-buffer network and the HBM PHYs."""
+"""The published terms, the core-to-buffer network, and HBM PHYs with their controllers."""
 
 EVERY_AREA = AreaTerms(
     network=True, hbm=True, control=True, links=True, die_to_die=True, formats=True
 )
-"""With every term."""
+"""Every term."""
 
 
 @dataclass(frozen=True)
@@ -236,24 +236,24 @@ class EnergyTable(Record):
     network_byte_j: Quantity
     """One byte over an off-package link."""
     static_w_per_mm2: Quantity
-    """Leakage; with the clock tree where `clock_j_per_mm2` is 0."""
+    """Leakage of one mm2; includes the clock tree where `clock_j_per_mm2` is 0."""
     clock_j_per_mm2: Quantity = 0.0
     """Clock tree of one mm2 in one cycle."""
     core_cycle_j: Quantity = 0.0
-    """Control of one tensor core in one cycle, shared among the products of the cycle."""
+    """Control of one tensor core in one cycle, shared among the cycle's multiply-accumulates."""
     die_byte_j: Quantity = 0.0
     """One byte from one die of a package to another."""
     stacked_byte_j: Quantity = 0.0
     """One byte to or from DRAM stacked on the logic."""
     hbm_stack_w: Quantity = 0.0
-    """Refresh, PHY and controller of one stack of HBM that moves nothing, watts."""
+    """Refresh, PHY and controller of one idle stack of HBM, watts."""
     sources: tuple[str, ...]
     """Where the figures come from, term by term."""
 
     def at_clock(self, share: float) -> EnergyTable:
-        """Return the table at a share of the rated clock, and at the voltage which that needs.
+        """Return the table for a share of the rated clock, at the voltage that this clock needs.
 
-        Switching takes energy by the square of the voltage, leakage power by the voltage
+        Switching energy is proportional to the square of the voltage, leakage power to the voltage
         (`PowerModel`); HBM and links have clocks and voltages of their own.
 
         Examples
@@ -280,7 +280,7 @@ class EnergyTable(Record):
     def of_chips(self, records: Array) -> Array:
         """Return the table of each chip.
 
-        A product includes its share of the control, a byte of the buffer its way between dies.
+        `mac_j` includes its share of the core's control, `buffer_byte_j` transfers between dies.
         """
         rows: Array = np.repeat(self.to_record(), len(records))
         products = records["tensor_width"] * records["tensor_depth"]  # 0 where a record is bad
@@ -289,7 +289,7 @@ class EnergyTable(Record):
         return rows
 
     def idle_w(self, records: Array, area_mm2: Array) -> dict[str, Array]:
-        """Watts of chips that compute nothing: leakage, clock tree, and HBM that moves nothing."""
+        """Watts of idle chips: leakage, clock tree, and the background power of HBM."""
         return {
             "leakage": area_mm2 * self.static_w_per_mm2,
             "clock": area_mm2 * self.clock_j_per_mm2 * records["clock_hz"],
@@ -401,7 +401,7 @@ def energy_table_at(nm: float) -> EnergyTable:
 
 
 def _at_node(nm: float) -> EnergyTable:
-    """Return the table of circuits at any node."""
+    """Return the energy table of circuits at any node, also one that `process_node` refuses."""
     usual = energy_table("7nm")
     if nm == REFERENCE_NM:
         return usual
@@ -450,7 +450,7 @@ def energy_table_of(nm: float | None = None, die_byte_j: float = 0.0) -> EnergyT
 
 
 def die_areas_mm2(records: Array, nm: float | None = None) -> Array:
-    """Areas of whole dies by the template, every term counted, mm2.
+    """Total areas of chips by the PHAZE template, every term counted, mm2.
 
     Nodes whose density is not known count as 7 nm.
     """
@@ -497,7 +497,7 @@ class PowerModel(Record):
         return self
 
     def voltage_share(self, share: Any) -> Any:
-        """Voltage that a share of the rated clock needs, or an array of shares, over the rated."""
+        """Return the voltage that a share of the rated clock needs, over the rated; also arrays."""
         fraction = np.maximum(0.0, (share - self.least_volts_at) / (1.0 - self.least_volts_at))
         volts = self.least_volts + fraction * (self.volts - self.least_volts)
         return volts / self.volts
@@ -511,8 +511,8 @@ class PowerModel(Record):
     ) -> Array:
         """Peak power of chips at shares of their rated clocks, 0 to 1.
 
-        Dynamic power of logic and SRAM, leakage, and HBM and links at full bandwidth, which have
-        clocks of their own.
+        The sum of dynamic power of logic and SRAM, leakage, and HBM and links at full bandwidth;
+        these have clocks of their own.
         """
         return self._watts(_parts_w(records, table, terms), clock_shares)
 
@@ -557,7 +557,7 @@ class PowerModel(Record):
 def _parts_w(
     records: Array, table: EnergyTable | None, terms: AreaTerms
 ) -> tuple[Array, Array, Array]:
-    """Watts at the rated clock and voltage: dynamic, of leakage, and of HBM and links."""
+    """Power at the rated clock and voltage, watts: dynamic, leakage, and HBM and links."""
     table = energy_table_at(terms.process_nm) if table is None else table
     hbm = records["hbm_bytes_per_s"] * table.hbm_byte_j
     fixed = hbm + records["links"] * records["link_bytes_per_s"] * table.network_byte_j

@@ -59,7 +59,7 @@ from phaze_fast.units import GIB, MIB, format_bytes, parse_quantity
 
 @dataclass(frozen=True)
 class HbmGeneration:
-    """One 1,024-bit stack of a generation."""
+    """One 1,024-bit stack of an HBM generation."""
 
     bandwidth_bytes_per_s: float
     capacity_bytes: int
@@ -75,12 +75,12 @@ HBM_GENERATIONS = {
 """Bandwidth and capacity of one stack, by generation."""
 
 FORMATS = ("bf16", "fp8")
-"""Number formats of the products of a step."""
+"""Number formats that the products of a training step may have."""
 FP8_RATE = 2.0
 """Products in FP8 per product in bf16, as on the H100."""
 
 NAMED_AXES = {"hbm.generation": ("base", *HBM_GENERATIONS), "format": FORMATS}
-"""Axes whose values have names, and those names; ``base`` is a stack of the space's base."""
+"""Axes whose values have names, and the names; ``base`` is the HBM stack of the base chip."""
 
 
 def _stack(base: Accelerator, name: str) -> HbmGeneration:
@@ -93,7 +93,7 @@ def _stack(base: Accelerator, name: str) -> HbmGeneration:
 
 
 def axis_number(base: Accelerator, field: str, value: Any) -> float:
-    """Return the number of a named value in the grid's column: a stack's bytes/s, or 1 for FP8."""
+    """Return a value as the grid's column has it; names as a stack's bytes/s, or 1 for FP8."""
     if field == "hbm.generation":
         return _stack(base, value).bandwidth_bytes_per_s
     if field == "format":
@@ -116,7 +116,7 @@ COLUMNS = {
     "hbm.generation": "hbm_bytes_per_s",  # of one stack; `with_stacks` multiplies it
     "format": "fp8",
 }
-"""Column of the kernels' record that each field of a chip, or named axis, varies."""
+"""Column of the kernels' record for each axis: a field of a chip, or an axis with names."""
 COLUMN_NUMBER = {
     field: list(_core.CHIP_DTYPE.fields or ()).index(c) for field, c in COLUMNS.items()
 }
@@ -184,8 +184,8 @@ class AreaLimit(Record):
     terms: AreaTerms = PUBLISHED_AREA
     """Terms of the area."""
     follows_base: Annotated[bool, Field(strict=True)] = False
-    """Whether `max_mm2` represents the area of the base chip, so that it grows with the area of a
-    term that is varied; else it is a fixed number of mm2."""
+    """Whether `max_mm2` stands for the area of the base chip, so that the limit changes where the
+    area of a term is varied (uncertainty, sensitivity); else the limit is a fixed number."""
 
 
 class SpaceSpec(Record):
@@ -210,8 +210,8 @@ class SpaceSpec(Record):
     ``buffer.capacity_bytes: [16 MiB, 32 MiB]``; in a file also ``{powers_of_two: [1, 8]}``
     (exponents) or ``{start: 8, stop: 256, step: 8}``. ``links.count`` scales the interconnect's
     bandwidth with the links of a chip; ``hbm.generation`` gives capacity and bandwidth of each of
-    ``hbm.stacks``; ``format: [bf16, fp8]`` what a step computes in; ``dies`` what the logic is cut
-    into. Values are sorted."""
+    ``hbm.stacks``; ``format: [bf16, fp8]`` is the number format of products, ``dies`` the number of
+    dies into which the logic is cut. Values are sorted."""
     ties: FrozenDict[str, str] = FrozenDict()
     """Fields that copy the value of another field, for example vector lanes = array width."""
     area: AreaLimit | None = None
@@ -219,11 +219,11 @@ class SpaceSpec(Record):
     max_power_w: Watts | None = None
     """Keep chips whose peak power (energy table '7nm') is at most this."""
     above_power: Literal["drop", "slow"] = "drop"
-    """What happens to chips above it: they are excluded, or run at the highest clock that it allows
-    (docs/robust.md); those above it by leakage and HBM alone are always excluded."""
+    """What happens to chips above `max_power_w`: they are excluded, or run at the highest clock
+    within it (docs/robust.md); those above it by leakage, links and HBM alone are excluded."""
     sustained: Annotated[SustainedRates | None, NamedOr(SUSTAINED.load)] = None
     """Shares of their peaks that the chips reach, in a file also a preset's name (tpu); by default
-    all of them, as in the PHAZE paper. Not for a base that has rates of its own."""
+    the full peaks, as in the PHAZE paper. Not accepted for a base with a tuning of its own."""
     package: PackageModel | None = None
     """Keep chips whose dies fit a reticle and whose dies and stacks fit an interposer."""
     min_hbm_bytes: Bytes = 0
@@ -292,17 +292,17 @@ class SpaceSpec(Record):
 
     @property
     def like(self) -> Accelerator:
-        """The base with the sustained rates of the space, which its chips share."""
+        """The base chip with the sustained rates of the space, which all its chips have."""
         return self.base if self.sustained is None else self.sustained.applied(self.base)
 
     @property
     def area_terms(self) -> AreaTerms:
-        """Area terms of its chips."""
+        """Area terms that are counted for the chips of the space."""
         return PUBLISHED_AREA if self.area is None else self.area.terms
 
     @property
     def varies_step(self) -> bool:
-        """Whether chips differ in links or number format, not only in rates."""
+        """Whether the interconnect's bandwidth or the number format of a step varies over chips."""
         return bool({"links.count", "links.bandwidth_bytes_per_s", "format"} & set(self.axes))
 
     def digest(self) -> str:
@@ -505,7 +505,7 @@ class ArchitectureSpace:
 
     @classmethod
     def full_area(cls) -> ArchitectureSpace:
-        """Return the published grid with every area counted, and ports of 64 to 512 bytes.
+        """Return the published grid with network and HBM PHYs counted, and ports of 64 to 512 B.
 
         The published formula leaves out the network between cores and buffer and the HBM PHYs, and
         a search exploits missing costs. Here a chip may be as large as the TPUv4-like one with
@@ -527,9 +527,9 @@ class ArchitectureSpace:
     def every_term(cls) -> ArchitectureSpace:
         """Return a space with all costs: every area term, a package, a power cap, more axes.
 
-        Cores and buffer as published, with HBM2e or HBM3 in 2 to 6 stacks, 6 or 12 links and one
-        or two dies. A chip may be as large as the TPUv4-like one is with every term and six links
-        of 50 GB/s, and draw as many watts as that one does; above that its clock is lowered.
+        Cores and buffer vary as published; chips have 2 to 6 stacks of HBM2e or HBM3, 6 or 12 links
+        and one or two dies. A chip may be as large as the TPUv4-like one with every term and six
+        links of 50 GB/s, and draw as much power; a chip that would draw more has a lower clock.
         """
         spec = cls.tpuv4_area().spec
         links = Links(count=6, bandwidth_bytes_per_s=50e9)
@@ -568,7 +568,7 @@ class ArchitectureSpace:
 
     @property
     def selection(self) -> Array | None:
-        """Grid positions of its points, if it is a part of a space."""
+        """Grid positions of the points of a part of a space; None for a whole space."""
         return self._selection
 
     # ---- content ----
@@ -610,7 +610,7 @@ class ArchitectureSpace:
         return self.spec.max_power_w is not None and (slow or "hbm.generation" in self.spec.axes)
 
     def _limited(self, chunk: SpaceChunk) -> SpaceChunk:
-        """Multiply by stacks, lower clocks, and apply the limits that the grid filter ignores."""
+        """Multiply HBM by stacks, lower clocks, and apply limits that the grid filter ignores."""
         spec = self.spec
         if not len(chunk.index):
             return chunk
@@ -645,7 +645,7 @@ class ArchitectureSpace:
         return replace(slowed, chips=chips)
 
     def why_empty(self) -> str:
-        """Return in one line which limit of an empty space leaves no chip, and what would fit."""
+        """Return in one line which limit of an empty space excludes all chips, and by how much."""
         spec = self.spec
 
         def without(**changes: Any) -> ArchitectureSpace:
@@ -780,7 +780,7 @@ class ArchitectureSpace:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of the content, the same on every machine."""
+        """Hash of the space's content, the same on every machine."""
         chosen = None if self._selection is None else digest(self._selection.tolist())
         return digest([self.spec.digest(), chosen])
 
@@ -818,7 +818,7 @@ _MAKERS = {
 
 
 class _SpacePresets(Presets[SpaceSpec]):
-    """Spaces by name, built in code, since their limits depend on the base chip's area."""
+    """Spaces by name; built in code, since area limits depend on the base chip's area."""
 
     names = tuple(_MAKERS)
 

@@ -12,7 +12,7 @@ from phaze_fast.records import Record, Share
 
 
 class SustainedRates(Record):
-    """Shares of the peaks that measured chips of a kind sustain, applied to chips that are not.
+    """Shares of the peaks that measured chips of a kind sustain, for chips without measurements.
 
     Examples
     --------

@@ -1,8 +1,8 @@
 """Efficiency of a chip's software: the factors that the cost kernels read, and their provenance.
 
-An ideal systolic chip needs none of this: the defaults are neutral. For a GPU the constants are
-fitted to measurements; `fitted` names them, `sources` says on what. `Calibration` says whether a
-chip's times rest on measurements of it, of another chip, or on its data sheet alone.
+The defaults are those of an ideal systolic chip. For a GPU the constants are fitted to
+measurements: `fitted` names the constants, `sources` the measurements. `Calibration` says whether
+the times of a chip rest on measurements of this chip, of another, or on its data sheet alone.
 """
 
 from __future__ import annotations
@@ -53,38 +53,38 @@ class FunctionCost(Record):
 
     what: ClassVar[str] = "function"
     ops_per_element: Quantity | None = None
-    """Lane operations per element; by default a count of its arithmetic."""
+    """Lane operations per element; by default those of ``data/operations.yaml``."""
     ops_per_row: Quantity = 0.0
-    """Lane operations per row, on top."""
+    """Lane operations per row, in addition to those of its elements."""
     launches: Quantity = 1.0
-    """Number of kernels it consists of."""
+    """Number of kernels that the function consists of."""
     byte_factor: Quantity = 1.0
-    """Number of times its inputs and outputs are moved."""
+    """Number of times the inputs and outputs are moved."""
     row_limit: Annotated[int, Field(strict=True, ge=0, le=2**40)] = 0
     """Longest row, in elements, that stays on the core; 0 = no limit."""
     long_ops: Annotated[float, Field(strict=True, ge=1, le=1e6)] = 1.0
-    """Factor on the operations of longer rows."""
+    """Factor on the operations where rows are longer than `row_limit`."""
     long_bytes: Annotated[float, Field(strict=True, ge=1, le=1e6)] = 1.0
-    """Factor on the bytes of longer rows."""
+    """Factor on the bytes where rows are longer than `row_limit`."""
     most_rows: Quantity = 0.0
-    """Number of rows above which `ops_per_row` does not grow any more; 0 = no limit."""
+    """Most rows for which `ops_per_row` is counted; 0 = no limit."""
     row_cycles: Quantity = 0.0
-    """Cycles for each element of a row if one core alone works on a row, however few rows there
-    are."""
+    """Cycles per element of a row on the one core that works through it. A function takes at least
+    the time of one row, however few rows there are."""
 
     def with_operations(self, name: str) -> Self:
-        """Return the cost with the usual operations of a function where it gives none."""
+        """Return the cost, with the default operations of a function where it gives none."""
         usual = {} if self.ops_per_element is not None else {"ops_per_element": _operations()[name]}
         return self.model_copy(update=usual)
 
 
 _NO_CONVERSION = FunctionCost(ops_per_element=0.0, launches=0.0, byte_factor=0.0)
 _USUAL = {"layout": _NO_CONVERSION, "layout-weights": _NO_CONVERSION}
-"""Costs of functions that a chip does not list, where they differ from those of one pass."""
+"""Default costs of functions that are not one kernel which moves its data once."""
 
 
 def _cost_of(functions: Mapping[str, FunctionCost], name: str) -> FunctionCost:
-    """Return the cost of a function on a chip that lists the costs of some."""
+    """Return the cost of a function, by default that of a chip which does not list it."""
     cost = functions.get(name) or _USUAL.get(name) or FunctionCost()
     return cost.with_operations(name)
 
@@ -96,43 +96,43 @@ class AttentionTuning(Record):
     efficiency: Share = 1.0
     """Share of a core's peak that its products reach, forward."""
     ops_per_score: Quantity = 8.0
-    """Lane operations per score: on a GPU an exponential; an SM starts 16 of these per cycle."""
+    """Lane operations per score, forward: on a GPU an exponential; an SM starts 16 per cycle."""
     backward_efficiency: Share = 1.0
-    """Share of a core's peak, backward."""
+    """Share of a core's peak that its products reach, backward."""
     backward_ops_per_score: Quantity = 16.0
     """Lane operations per score, backward."""
     unit_overhead_s: Seconds = 0.0
-    """Start and end of one unit of queries on a core."""
+    """Seconds to start and end the work on one group of queries on a core."""
     least_queries: Annotated[int, Field(strict=True, ge=1, le=128)] = 128
-    """Fewest queries of one head that a core takes; halved from the most where that is faster.
-    Fewer spread over more cores, but load keys and values more often."""
+    """Fewest queries of one head that a core takes at a time; `most_queries` is halved down to this
+    where that is faster. Smaller groups use more cores, but load keys and values more often."""
     most_queries: Annotated[int, Field(strict=True, ge=16, le=65536)] = 128
-    """Most queries of one head that a core takes: products of fewer rows than an array has leave
-    part of it idle."""
+    """Most queries of one head that a core takes at a time. Products with fewer rows than an array
+    leave part of the array idle."""
 
 
 class FormatTuning(Record):
-    """Constants of products in another number format; a missing one is that of bf16."""
+    """Constants of products in another number format than bf16; a missing one is as in bf16."""
 
     what: ClassVar[str] = "format"
     efficiency: Share | None = None
-    """Share of its peak that a core reaches inside a unit of work."""
+    """Share of its peak that a core reaches inside a unit of work (an output block)."""
     sustained_flops: Flops | None = None
-    """FLOP/s in this format that the power limit allows for long."""
+    """FLOP/s in this format that a long run of products sustains under the power limit."""
     unit_overhead_s: Seconds | None = None
-    """Start and end of one unit of work on a core."""
+    """Seconds to start and end one unit of work on a core."""
 
 
 class FittedRange(Record):
-    """Shapes that the constants were fitted on; outside, an estimate is an extrapolation."""
+    """Range of product shapes that constants were fitted on; others are extrapolated."""
 
     what: ClassVar[str] = "range"
     m: tuple[Side, Side]
-    """Least and largest rows."""
+    """Least and largest number of rows."""
     k: tuple[Side, Side]
     """Least and largest inner dimension."""
     n: tuple[Side, Side]
-    """Least and largest columns."""
+    """Least and largest number of columns."""
 
     @field_validator("m", "k", "n")
     @classmethod
@@ -153,55 +153,55 @@ class Tuning(Record):
 
     what: ClassVar[str] = "tuning"
     clock_factor: Annotated[float, Field(strict=True, gt=0, le=4, allow_inf_nan=False)] = 1.0
-    """Clock that operators run at, relative to the chip's, at which its peak is rated."""
+    """Clock that operators run at, relative to the clock at which the chip's peak is rated."""
     blocks: Blocks = ()
     """Output blocks a core works on, as (m, n); by default multiples of its array."""
     overlapped_folds: bool = True
-    """Whether a fold loads while the one before it drains."""
+    """Whether a fold (the part of a product that fits an array) loads while the last one drains."""
     dataflows: tuple[Literal["os", "ws", "is"], ...] = ()
     """Dataflows to choose from; by default all (a chip with `blocks` has only os)."""
     vector_launch_share: Share = 1.0
     """Share of the launch latency that starting a vector operator takes."""
     efficiency: Share = 1.0
-    """Share of its peak that a core reaches inside a unit of work."""
+    """Share of its peak that a core reaches inside a unit of work (an output block)."""
     unit_overhead_s: Seconds = 0.0
-    """Start and end of one unit of work on a core."""
+    """Seconds to start and end one unit of work on a core."""
     reduction_s: Seconds = 0.0
-    """Adding the partial sums of a product whose inner dimension was split."""
+    """Seconds to add the partial sums of a product whose inner dimension was split."""
     sustained_flops: Flops | None = None
-    """bf16 FLOP/s that the power limit allows for long; absent = no limit."""
+    """bf16 FLOP/s that a long run of products sustains under the power limit; absent = no limit."""
     step_flops: FrozenDict[str, Flops] = FrozenDict()
     """FLOP/s that products reach in a job that runs for hours, by number format: the chip is warmer
-    and draws more than while one operator is measured. Whole steps are priced with it, single
-    operators are not."""
+    and draws more power than while one operator is measured. Whole steps are priced with this rate,
+    single operators are not."""
     hbm_share: Share = 1.0
     """Share of HBM bandwidth that is reached."""
     hbm_write_share: Share = 1.0
     """Speed of writing to HBM relative to reading."""
     product_hbm_share: Share = 1.0
-    """Share of that bandwidth that matrix products reach."""
+    """Further factor on the share of HBM bandwidth that is reached, for matrix products."""
     port_share: Share = 1.0
-    """Share of a core's port that is reached."""
+    """Share of the bandwidth of a core's port that is reached."""
     port_even_bytes_per_cycle: Quantity = 0.0
-    """A core's port where rows of operands start at 4-byte but not 16-byte bounds; 0 = no
-    difference."""
+    """Bandwidth of a core's port where rows of operands start at 4-byte but not 16-byte bounds; 0 =
+    no difference."""
     port_odd_bytes_per_cycle: Quantity = 0.0
-    """A core's port where rows of operands do not even start at 4-byte bounds; 0 = no
+    """Bandwidth of a core's port where rows of operands do not even start at 4-byte bounds; 0 = no
     difference."""
     even_blocks: Blocks = ()
     """Output blocks where rows of operands start at 4-byte but not 16-byte bounds: such rows cannot
     be copied in bulk, and kernels of an earlier generation run, which start as vector operators
     do; absent = as `blocks`."""
     odd_blocks: Blocks = ()
-    """The same where rows do not even start at 4-byte bounds."""
+    """Output blocks where rows of operands do not even start at 4-byte bounds."""
     unaligned_unit_overhead_s: Seconds = 0.0
-    """Start and end of one unit of work of `even_blocks` and `odd_blocks`."""
+    """Seconds to start and end one unit of work of `even_blocks` and `odd_blocks`."""
     unaligned_reduction_s: Seconds = 0.0
-    """Adding the partial sums of a split product of `even_blocks` and `odd_blocks`."""
+    """Seconds to add the partial sums of a split product of `even_blocks` and `odd_blocks`."""
     resident_share: Fraction = 0.0
-    """Operands that fit this share of the buffer are still there when the next operator starts."""
+    """Operands that fit this share of the buffer are still in it when the next operator starts."""
     attention: AttentionTuning = AttentionTuning()
-    """Fused attention, by today's kernel."""
+    """Fused attention by the chip's best kernel."""
     attention_kernels: FrozenDict[AttentionKernel, AttentionTuning] = FrozenDict()
     """Fused attention by other kernels, by name; `Accelerator.with_attention` chooses one."""
     formats: FrozenDict[str, FormatTuning] = FrozenDict()
@@ -213,12 +213,12 @@ class Tuning(Record):
     fitted: tuple[str, ...] = ()
     """Constants that were fitted to measurements."""
     fitted_range: FittedRange | None = None
-    """Products they were fitted on."""
+    """Shapes of the products that the constants were fitted on."""
     carried_from: str = ""
-    """Chip whose fitted constants are used here where this one's were not measured; empty where
-    none are."""
+    """Another chip, whose fitted constants this one has where its own were not measured; empty
+    where there is none."""
     sources: tuple[str, ...] = ()
-    """Measurements that they were fitted on."""
+    """Measurements that the constants were fitted on."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -276,7 +276,7 @@ def tuning_record(
     tuning
         Efficiency of the chip's software.
     launch_s
-        Its ``launch_latency_s``, seconds.
+        The chip's ``launch_latency_s``, seconds.
     dtype, rate
         The number format of products, and the chip's speed in it relative to bf16.
 

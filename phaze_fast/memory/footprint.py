@@ -28,7 +28,7 @@ SCHEDULE_ALIASES: dict[str, str] = {"zero-bubble": "zb-h1"}
 """Aliases: ``zero-bubble`` was the name of ZB-H1 before there were other such schedules."""
 SCHEDULE_CODES: dict[str, int] = {name: code for code, name in enumerate(SCHEDULES)}
 SCHEDULE_CODES |= {name: SCHEDULE_CODES[own] for name, own in SCHEDULE_ALIASES.items()}
-"""Codes of schedules by name, other names included."""
+"""Codes of schedules by name, aliases included."""
 TWO_CHUNKS = tuple(name for name, two in zip(SCHEDULES, _core.HAS_TWO_CHUNKS, strict=True) if two)
 """Schedules with two chunks per stage. With zb-v and dualpipe-v the model is folded into a V; with
 dualpipe, which holds every stage twice, the chunks come from both ends of the model."""
@@ -65,23 +65,23 @@ TERMS = (
 STAGE_DTYPE = np.dtype(
     [
         ("parameters", "f8"),  # on this device
-        ("expert_parameters", "f8"),  # the part of these in experts
+        ("expert_parameters", "f8"),  # those of `parameters` that are in experts
         ("ep", "f8"),  # replicas that have different experts (`Strategy.expert_spread`); 0 = 1
         ("largest_layer", "f8"),  # parameters of the largest single layer on this device
-        ("largest_trained", "f8"),  # the same of those that are trained
+        ("largest_trained", "f8"),  # trained parameters of the layer that has most of them
         ("stash_bytes", "f8"),  # activations of one micro-batch, all layers of the stage
-        ("live_bytes", "f8"),  # of one layer while it is recomputed
-        ("head_bytes", "f8"),  # of the head, on the last stage
-        ("buffer_bytes", "f8"),  # of collectives and of messages between stages
+        ("live_bytes", "f8"),  # activations of one layer while it is recomputed
+        ("head_bytes", "f8"),  # activations of the head, on the last stage
+        ("buffer_bytes", "f8"),  # buffers of collectives and of messages between stages
         ("weight_bytes", "f8"),  # bytes per parameter, like the next two
         ("gradient_bytes", "f8"),
         ("state_bytes", "f8"),
-        ("gather_bytes", "f8"),  # bytes of a weight while it is whole although replicas shard it
-        ("copy_bytes", "f8"),  # of weights in a smaller format, all layers together
+        ("gather_bytes", "f8"),  # bytes of a sharded weight while it is gathered
+        ("copy_bytes", "f8"),  # copies of weights in a smaller format, all layers together
         ("last_parameters", "f8"),  # of the layers after the blocks
         ("first_parameters", "f8"),  # of the first block and the layers before it
-        ("first_experts", "f8"),  # the part of these in experts
-        ("first_stash_bytes", "f8"),  # activations of these layers, one micro-batch
+        ("first_experts", "f8"),  # those of `first_parameters` that are in experts
+        ("first_stash_bytes", "f8"),  # activations of the same layers, one micro-batch
         ("dp", "i8"),
         ("zero", "i4"),
         ("schedule", "i4"),
@@ -91,17 +91,17 @@ STAGE_DTYPE = np.dtype(
         ("vpp", "i4"),
         ("late_gradients", "i4"),  # 1: gradients are allocated by their layer's first backward pass
         ("frozen_parameters", "f8"),  # without gradients and optimiser state
-        ("frozen_experts", "f8"),  # the part of these in experts
-        ("packed_parameters", "f8"),  # frozen ones in a smaller format, and their bytes
+        ("frozen_experts", "f8"),  # those of `frozen_parameters` that are in experts
+        ("packed_parameters", "f8"),  # frozen parameters in a smaller format, and their bytes
         ("packed_bytes", "f8"),
         ("more_state_bytes", "f8"),  # of the optimiser, on top of state_bytes per trained parameter
     ]
 )
 TERMS_DTYPE = np.dtype([*((term, "f8") for term in (*TERMS, "total")), ("instant", "i8")])
 INSTANTS = ("loss", "backward", "first layer backward", "step")
-"""When memory peaks: at the end of the last forward pass in flight, with the loss where there is
-one; while the last layer runs backward; while the first layer of the first micro-batch does; when
-all gradients are allocated."""
+"""Instants at which memory may peak: the end of the last forward pass in flight, with the loss on
+the last stage; while the last layer runs backward; while the first layer runs the backward pass of
+the first micro-batch; when all gradients are allocated."""
 
 
 def check_chunks(schedule: str, vpp: int) -> None:
@@ -126,16 +126,16 @@ class Pipeline(Record):
     pp: Count = 1
     """Pipeline stages."""
     micro_batches: Count = 1
-    """Micro-batches a replica works through in one step."""
+    """Micro-batches of a replica in one step."""
     schedule: ScheduleName = "1f1b"
     """Order of forward and backward passes."""
     vpp: Count = 1
     """Chunks of layers per stage: 2 or more where interleaved, 2 by zb-v, dualpipe and dualpipe-v,
     else 1."""
     dp: Count = 1
-    """Replicas."""
+    """Number of replicas."""
     zero: Literal[0, 1, 2, 3] = 0
-    """What replicas share: optimiser state (1), gradients (2), weights (3)."""
+    """What replicas shard: nothing (0), optimiser state (1), also gradients (2) and weights (3)."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -238,7 +238,7 @@ def stage_row(
 
 
 def _add_parameters(row: Array, layers: Iterable[Layer], spec: Optimizer) -> None:
-    """Add the parameters of layers to a row, and their state that is not per parameter."""
+    """Add the parameters of layers to a row, and `more_state_bytes` of their optimiser state."""
     for layer in layers:
         row["parameters"] += layer.device_parameters
         row["expert_parameters"] += layer.expert_parameters
@@ -256,7 +256,7 @@ def layer_state_bytes(layer: Layer, spec: Optimizer) -> float:
 
 
 def copied_state_bytes(graph: LayerGraph, spec: Optimizer) -> float:
-    """Return the same bytes of the last stage's copy of a tied embedding."""
+    """Return `layer_state_bytes` of the last stage's copy of a tied embedding."""
     trained = graph.copied_parameters - graph.copied_frozen
     if not trained or not isinstance(graph.model, TransformerModel):
         return 0.0
@@ -275,8 +275,8 @@ def _buffers(graph: LayerGraph, pipeline: Pipeline) -> float:
 def exchange_bytes(graph: LayerGraph) -> float:
     """Return the bytes of a layer's buffers for context parallelism, and for rows of experts.
 
-    With all-gather they contain keys, values and their gradients; with a ring the blocks in use and
-    those being received; with ulysses the send buffer; with the last two mixed both.
+    Context parallelism by all-gather buffers keys, values and their gradients; by a ring the blocks
+    in use and those being received; by ulysses the send buffer; ring and ulysses mixed both.
     """
     s = graph.strategy
     if s.cp == 1 and s.dispatcher == "all-to-all":

@@ -1,6 +1,6 @@
 """Loops over grids of stages or layouts, compiled by Numba: their bytes, and whether they fit.
 
-The memory of a device is defined in the compiled core: the loops call its functions by name
+The memory of a device is defined in the compiled core: the loops call the core's functions by name
 (cpp/include/phaze/memory_c.hpp), so that grids and single plans have the same bytes. `footprint`
 imports this module when it is first needed, because Numba takes a while to import; the compiled
 loops are cached on disk.
@@ -104,7 +104,7 @@ _STATE, _LATE, _UNSHARDED = 0, 1, 2
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
 def _write_kinds(sizes: Array, layout: Any, strategy: Any, training: Any, kinds: Array) -> None:
-    """Write the state, late gradients and unsharded bytes of one layer of each kind."""
+    """Write one layer's state, late gradients and unsharded bytes, for each kind of layer."""
     sharing = layout["shard"] if layout["shard"] > 0 else layout["dp"]
     shards, zero = float(sharing * strategy["cp"]), layout["zero"]
     ep = float(strategy["etp"] * strategy["ep"]) / float(strategy["tp"])
@@ -149,7 +149,7 @@ def _longest_stage(
     variants: int,
     share: float,
 ) -> int:
-    """Find the first layer of the longest stage that fits and ends before position `last`.
+    """Return the first layer of the longest stage that ends before position `last` and fits.
 
     No stage that begins before `stop` is considered.
     """
@@ -246,9 +246,9 @@ def _all_stages_fit(
     variants: int,
     share: float,
 ) -> bool:
-    """Whether all stages fit with at least one layer each, given the longest stages from the end.
+    """Whether all stages fit, given where the longest stages begin, packed from the last stage on.
 
-    Once only one layer per remaining stage is left, these stages have one layer each.
+    Where these leave at most one layer per earlier stage, the earlier stages have one layer each.
     """
     stages = layout["pp"]
     for s in range(1, stages + 1):
@@ -293,8 +293,8 @@ def layouts_fit(
     """Mark the layouts with a partition that fits, one column per memory limit.
 
     Stages are packed from the last to the first, each with as many layers as fit in some recompute
-    variant. Memory of a 1F1B stage depends on the number of stages after it, not on the total, so
-    consecutive layouts that differ only in the number of stages share this packing.
+    variant. Memory of a 1F1B stage depends on the number of stages after that stage, not on their
+    total, so consecutive layouts that differ only in the number of stages share this packing.
     With schedules that assign layers to chunks, a layout is marked unless the fewest blocks of a
     stage do not fit. Layers that must be in one stage are not considered.
 

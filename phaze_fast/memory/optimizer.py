@@ -14,10 +14,10 @@ from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.records import Count, Quantity, Record
 
 Matrices = Sequence[tuple[int, int, int]]
-"""Matrices of parameters: how many, rows and columns."""
+"""Matrices of parameters: number of equal matrices, rows and columns."""
 
 _BLOCK = 2048
-"""Numbers of an 8-bit moment that share a constant (Dettmers et al. 2022, arXiv:2110.02861)."""
+"""Elements of an 8-bit moment that share a scale (Dettmers et al. 2022, arXiv:2110.02861)."""
 
 OTHER_KERNELS = 7
 """Kernels besides products that `torch.optim.Muon` launches for a matrix: two averages of gradient
@@ -37,7 +37,7 @@ class Optimizer(Record):
     state_bytes: Quantity
     """Bytes of master weight and moments together."""
     vector_state_bytes: Quantity | None = None
-    """The same for parameters that are in no matrix, if it is more."""
+    """Bytes of master weight and moments of a parameter in no matrix, where they differ."""
     factor_bytes: Quantity = 0.0
     """Bytes of state for each row and each column of a matrix."""
     newton_schulz_steps: Count | None = None
@@ -56,14 +56,14 @@ class Optimizer(Record):
         return min(self.weight_bytes, 2.0)
 
     def more_state_bytes(self, parameters: int, matrices: Matrices, table: bool) -> float:
-        """Return the bytes of state of trained parameters on top of `state_bytes` of each.
+        """Return the bytes of optimiser state in addition to `state_bytes` per trained parameter.
 
         Parameters
         ----------
         parameters
             Trained parameters.
         matrices
-            Those of them that are in matrices.
+            The matrices among the trained parameters.
         table
             Whether the matrices are tables of an embedding or a head.
 

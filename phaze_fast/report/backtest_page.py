@@ -17,7 +17,7 @@ _FEATURES = {
     "hbm_bytes_per_flop": "HBM bytes per FLOP",
     "link_bytes_per_s": "links, bytes/s",
 }
-"""Features over the generations of a family, and their titles."""
+"""Features of chips that are drawn over the generations of a family, and their titles."""
 
 
 def backtest_page(document: Data) -> str:

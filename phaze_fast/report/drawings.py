@@ -16,11 +16,11 @@ Data = dict[str, Any]
 # ---- a chip, by count ----
 
 CHIP_COLOURS = {"tensor cores": 0, "vector cores": 2, "shared buffer": 3, "HBM stacks": 5}
-"""Colour of the palette that each part has, in the drawing and in its table."""
+"""Colour of the palette for each part of a chip, in the drawing and in its table."""
 _MAX_CORES = 400
-"""More cores than this are drawn as one block."""
+"""Cores of a chip are drawn as one block where there are more than this."""
 _GAP = 0.18
-"""Space between two cores, as a share of one's side."""
+"""Space between two cores, as a share of the side of a core."""
 
 Box = tuple[float, float, float, float, int]
 """Left, top, width, height, and colour of the palette."""
@@ -50,7 +50,7 @@ def _number(part: Any, name: str) -> int:
 
 
 def chip_boxes(chip: Data) -> list[Box]:
-    """Draw a chip on 240 x 160: cores of both kinds, the shared buffer, HBM on both sides.
+    """Draw a chip in 240 x 160 units: cores of both kinds, the shared buffer, HBM on both sides.
 
     Examples
     --------
@@ -85,18 +85,18 @@ _PASSES = {
     "W": ("weight gradient", 2),
     "F&B": ("forward and backward together", 5),
 }
-"""Name and colour of each kind of pass."""
+"""Name and colour of the palette for each kind of pass."""
 
 
 def timeline_lanes(timeline: Timeline, until_s: float | None = None) -> Data:
-    """Place the passes of every stage on a lane 1000 wide.
+    """Place the passes of every stage on a lane 1000 units wide.
 
     Parameters
     ----------
     timeline
         The step.
     until_s
-        Where the drawing ends; by default with the step.
+        Time at which the drawing ends; by default the end of the step.
 
     Returns
     -------
@@ -139,8 +139,8 @@ def memory_lanes(timeline: Timeline) -> Data:
     Returns
     -------
     dict
-        ``stages``: the corners of each stage's curve, as a polyline has them; ``limit``: height of
-        the line of usable memory.
+        ``stages``: the corners of each stage's curve, as points of an SVG polyline; ``limit``:
+        height of the line of usable memory.
     """
     plan, stages = timeline.plan, []
     top = 1.05 * max(plan.limit_bytes, plan.memory_bytes)

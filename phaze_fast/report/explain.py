@@ -27,9 +27,9 @@ class Worth:
     what: str
     """Name of the rate."""
     elasticity: float
-    """Change of the step in percent where the rate rises by a percent; negative is faster."""
+    """Change of the step time in percent where the rate rises by a percent; negative is faster."""
     doubled: float
-    """The step with the rate doubled (a latency halved), over the step as it is."""
+    """The step time with the rate doubled (a latency halved), over that of the plan as it is."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Explanation:
 
     plan: Plan
     binds: tuple[str, ...]
-    """The bottlenecks of time and memory, largest first, a sentence each."""
+    """The bottlenecks of time and memory, largest first, one sentence for each."""
     path: tuple[tuple[str, float], ...]
-    """Parts of the critical path with their seconds, largest first; they add up to the step."""
+    """Parts of the critical path and their seconds, largest first; the sum is the step time."""
     worth: tuple[Worth, ...]
-    """What each rate is worth, the most valuable first."""
+    """The effect of each hardware rate on the step time, the largest first."""
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain data."""
@@ -70,7 +70,7 @@ def _tensor_rate(cluster: Cluster, factor: float) -> Cluster:
         else own
         for name, own in tuning.formats.items()
     }
-    # The bf16 limit already scales with the rates of the core.
+    # `sustained_flops` of bf16 is multiplied by the core's rate already.
     tuning = tuning.replace(step_flops=steps, formats=formats)
     return cluster.replace(chip=chip.replace(tensor_core=core.replace(rates=rates), tuning=tuning))
 
@@ -274,13 +274,13 @@ def difference(
     one, other
         The plans.
     given
-        What they are plans of, such as both models, by name.
+        What the plans are for, such as ``model``: a list with the value of either plan.
 
     Returns
     -------
     dict
-        ``fields`` that differ with both values, ``parts_s`` and ``memory`` with both values and the
-        difference, and ``speedup``, the first plan's step time over the second's.
+        ``fields`` that differ and ``measures``, with both values; ``parts_s`` and ``memory``, with
+        both values and the difference; ``speedup``, the first plan's step time over the second's.
 
     Examples
     --------

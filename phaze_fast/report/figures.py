@@ -1,8 +1,8 @@
 """Charts of the pages as plain data that Plotly draws.
 
 Colours are names of the page's CSS variables, such as ``--c0``, so that one chart serves light,
-dark and print; the page's script puts their values in. Texts are escaped, for Plotly reads tags in
-them.
+dark and print; the page's script inserts the values of the variables. Texts are escaped, because
+Plotly interprets tags in texts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _safe(value: object) -> str:
 
 
 def _axis_type(values: Sequence[float], spread: float) -> str:
-    """Logarithmic where all values are positive and the largest is `spread` times the smallest."""
+    """Return ``log`` where values are positive and differ by a factor above `spread`."""
     return "log" if values and min(values) > 0 and max(values) / min(values) > spread else "linear"
 
 
@@ -46,7 +46,7 @@ def _title(text: str, **more: Any) -> Data:
 
 
 def _trace(kind: str, points: Iterable[Sequence[Any]], hover: Sequence[Any], **more: Any) -> Data:
-    """Describe one trace of a chart: its points along both axes, and texts under the mouse."""
+    """Describe one trace of a chart: its points along both axes, and texts shown on hovering."""
     x, y = points
     return {"type": kind, "x": x, "y": y, "hovertext": hover, "hoverinfo": "text", **more}
 
@@ -183,7 +183,7 @@ _MAX_CURVE_POINTS = 2000
 
 
 def _thinned(history: list[Data]) -> list[Data]:
-    """Reduce the points to about as many as are visible, always with the last."""
+    """Reduce the points to about as many as are visible; the last one is always kept."""
     step = max(1, math.ceil(len(history) / _MAX_CURVE_POINTS))
     points = history[::step]
     return points if not history or points[-1] is history[-1] else [*points, history[-1]]
@@ -299,7 +299,7 @@ def points_figure(
 # ---- chips under constants that are intervals ----
 
 _HIGH_REGRET = 1.2
-"""A regret from here on has the fullest colour."""
+"""Regrets of this and more have the last colour of the heat map's scale."""
 
 
 def _short_chip(text: str) -> str:
@@ -311,7 +311,7 @@ def _short_chip(text: str) -> str:
 
 
 def tornado_figure(one_at_a_time: Data) -> Data | None:
-    """Draw how far each single constant moves the nominal winner's step, the widest on top."""
+    """Draw how far each constant alone changes the nominal winner's step time, largest on top."""
     rows = [row for row in one_at_a_time.get("constants") or [] if len(row.get("step") or []) == 2]
     rows.sort(key=lambda row: min(*row["step"], 1.0) - max(*row["step"], 1.0))
     if not rows:
@@ -373,15 +373,15 @@ def _short_number(value: float) -> str:
 
 
 def generations_figure(rows: Sequence[Data], features: Mapping[str, str]) -> Data:
-    """Draw features of chips over the generations of a family: real chips and the best ones near.
+    """Draw features over the generations of a family: real chips, and the best within their limits.
 
     Parameters
     ----------
     rows
         One for each generation: ``name``, ``year``, ``regret``, and the features of the ``real``
-        chip and of the ``best``.
+        chip and of the ``best`` one.
     features
-        Title of each feature; each has a strip with a logarithmic scale of its own.
+        Title of each feature; each feature has a strip with its own logarithmic scale.
     """
     labels = [f"{_safe(row['name'])}<br>{row['year']}, regret {row['regret']:.2f}" for row in rows]
     lines = {

@@ -33,7 +33,7 @@ _STEPS = {
     "scheduled": "too slow with its layers scheduled exactly",
     "placed": "placed in full, and not faster",
 }
-"""What each step of the search rules out."""
+"""Why each step of the search rules candidates out."""
 
 
 def _checked(document: object) -> Data:

@@ -15,7 +15,7 @@ from phaze_fast.report.text import plan_text
 
 _MAX_RUNNERS_UP = 12
 _ZOOM = 2.5
-"""A second timeline shows the start where a step has this many times more micro-batches."""
+"""Steps with more micro-batches per chunk of the pipeline get a second timeline of their start."""
 _INSTANTS = {
     "loss": "at the loss",
     "backward": "in a backward pass",

@@ -51,7 +51,7 @@ class ParetoFront(Table):
     )
 
     def headline(self) -> str:
-        """Describe the objectives of the front, and whether it is proven."""
+        """Describe the objectives of the front, and whether the front is proven."""
         proven = "proven" if self.proven else "not proven"
         return f"Pareto front of {', '.join(self.objectives)}, {proven}"
 
@@ -78,14 +78,14 @@ class SearchResult(Table):
     weights: tuple[float, ...]
     outcome: Outcome
     digest: str
-    """Digest of all inputs."""
+    """Hash of all inputs of the search."""
     threads: int = 1
     requested_top: int = 10
     """How many of the best chips the search was to find."""
     baselines: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Designs of other methods, by name."""
+    """Designs that other methods found, by the method's name."""
     gain: list[dict[str, Any]] = field(default_factory=list)
-    """The gain over TPU v4 as it was built, by cause."""
+    """The speed gained over TPU v4 as it was built, by cause."""
     sensitivity: list[dict[str, Any]] = field(default_factory=list)
     """The best design with one rate or price of the hardware halved or doubled."""
     robust: RobustResult | None = None
@@ -104,7 +104,7 @@ class SearchResult(Table):
 
     @property
     def bound(self) -> float:
-        """A lower bound on every chip and plan, in seconds or the unit of the objective."""
+        """A lower bound of the objective over all chips and plans, in seconds or its unit."""
         return self.outcome.bound
 
     @property
@@ -140,7 +140,7 @@ class SearchResult(Table):
 
     @property
     def reason(self) -> str:
-        """Why there is no answer; empty where there is."""
+        """Why there is no best chip; empty where there is one."""
         if self.outcome.winners:
             return ""
         names = ", ".join(problem.model.name for problem in self.problems)
@@ -151,13 +151,13 @@ class SearchResult(Table):
         return f"{names}: no chip of {self.space.spec.name} fits any plan ({pruned}). {self._why()}"
 
     def _why(self) -> str:
-        """Return why the first model that fits no chip does not fit the chip with most HBM."""
+        """Return why the first model that fits no chip does not fit even the one with most HBM."""
         largest = self.space[int(np.argmax(self.space.chips["hbm_bytes"]))]
         for problem in self.problems:
             cluster = problem.cluster.replace(chip=largest)
             try:
                 plans = plan(problem.model, cluster, problem.training, top=1)
-            except InvalidInputError as error:  # all of the memory is reserved
+            except InvalidInputError as error:  # `reserved_bytes` leave no memory
                 return str(error)
             if not plans.plans:
                 return str(plans.infeasible)
@@ -318,7 +318,7 @@ class SearchResult(Table):
 
 
 def _finite(value: float) -> float | None:
-    """Replace infinity, which JSON does not have, by none."""
+    """Replace infinity, which JSON does not have, by None."""
     return value if value not in (float("inf"), float("-inf")) else None
 
 

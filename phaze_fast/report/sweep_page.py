@@ -20,7 +20,7 @@ _NUMBERS = {
     "seq": ("Tokens of a sequence", count),
     "area_mm2": ("Die area", area),
 }
-"""Numbers that points may differ in: heading and formatter of each."""
+"""Columns of numbers in which points may differ: heading and formatter of each."""
 _HEADINGS = _NAMES | {name: heading for name, (heading, _) in _NUMBERS.items()}
 _MAX_ROWS = 1000
 
@@ -31,7 +31,7 @@ def _varying(rows: list[Row]) -> list[str]:
     for name in _HEADINGS:
         if len({row.get(name) for row in rows}) < 2:
             continue
-        # A column is determined by another if equal values there imply equal values here.
+        # A column is determined by another if equal values in the other imply equal values in it.
         follows = any(
             len({(row.get(other), row.get(name)) for row in rows})
             == len({row.get(other) for row in rows})

@@ -182,7 +182,7 @@ def chip_parts(chip: Data) -> list[list[str]]:
 
 
 def plan_text(plan: Data) -> str:
-    """Describe a plan in one line; context and expert widths only where they are not one."""
+    """Describe a plan in one line; context and expert widths only where they are not 1."""
     words = [f"{name} {plan[name]}" for name in ("tp", "pp", "dp") if name in plan]
     words += [f"{name} {plan[name]}" for name in ("cp", "ep") if plan.get(name, 1) != 1]
     if plan.get("zero"):

@@ -25,7 +25,7 @@ AnyValidation = RunValidation | StepValidation | Validation | CollectiveValidati
 
 _MAX_WORST = 20
 _MIN_POINTS = 3
-"""Fewer rows have no chart."""
+"""Fewest rows for which a chart is drawn."""
 
 
 class _Row(NamedTuple):
@@ -38,7 +38,7 @@ class _Row(NamedTuple):
 
     @property
     def error(self) -> float:
-        """The relative error, positive where predicted too high."""
+        """The relative error, positive where the prediction is too high."""
         return self.predicted / self.measured - 1.0
 
 
@@ -47,9 +47,9 @@ class _Quantity:
     """One quantity, measured and predicted, in seconds or bytes."""
 
     title: str
-    """Such as ``Seconds of a step``."""
+    """Title of the chart, such as ``Seconds of a step``."""
     by: str
-    """What the groups are, such as ``source``."""
+    """What the rows are grouped by, such as ``source``."""
     is_bytes: bool
     rows: list[_Row]
 
@@ -63,7 +63,7 @@ class _Quantity:
         return summarise([row.measured for row in rows], [row.predicted for row in rows])
 
     def figure(self) -> dict[str, Any] | None:
-        """Draw predicted over measured values, a mark for each group."""
+        """Draw predicted against measured values, with a mark for each group."""
         scale = GIB if self.is_bytes else 1.0
         points = []
         for row in self.rows:

@@ -2,7 +2,7 @@
 
 An area is linear in the factors of its terms, and so is the limit, whether it is a number or the
 area of the space's base chip. So the factors with which a chip fits form a box cut by one plane,
-and a quotient of two areas is largest at one of its corners.
+and the quotient of two areas is largest at a corner of that region.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class AreaRange:
     fixed_mm2: float
     """The part of the limit that does not depend on the factors."""
     base: Array
-    """The part that does, by term: areas of the base chip where the limit follows it, else 0."""
+    """The other part, by term: areas of the base chip where the limit follows it, else 0."""
     low: Array
     high: Array
 
     @classmethod
     def of(cls, space: ArchitectureSpace, records: Array, box: Uncertainty) -> AreaRange:
-        """Combine the limit of a space with the intervals of a box."""
+        """Combine the area limit of a space with the intervals of a box."""
         low, high = box.area_range()
         own, limit = terms_mm2(space, records), space.spec.area
         nothing = np.zeros(len(AREA_TERMS))
@@ -84,7 +84,7 @@ class AreaRange:
         return cls(own, 0.0, base * (limit.max_mm2 / base.sum()), low, high)
 
     def _limit(self, factors: Array) -> Array:
-        """Compute the limit at points, mm2."""
+        """Compute the area limit at points, each a factor for every term; mm2."""
         limits: Array = self.fixed_mm2 + factors @ self.base
         return limits
 
@@ -120,7 +120,7 @@ class AreaRange:
         return fits
 
     def largest_excess(self, chip: int) -> float:
-        """Largest quotient of a chip's area and the limit, at least 1 (the chip always fits)."""
+        """Largest quotient of a chip's area and the limit; 1 for a chip that always fits."""
         return max(1.0, float(self._at_corners[chip].max()))
 
     def _where_fits(self, chip: int) -> Array:
@@ -173,7 +173,7 @@ class AreaRange:
 def widened_space(space: ArchitectureSpace, box: Uncertainty) -> ArchitectureSpace:
     """Return a space with all chips that fit its area limit with some factors of the box.
 
-    The minimum area of a space only reduces its size and keeps its nominal factors. A selection
+    The minimum area only keeps a space small, so it is applied at the nominal factors. A selection
     from a space is returned unchanged.
     """
     limit, (low, high) = space.spec.area, box.area_range()

@@ -61,7 +61,7 @@ _AT_MOST_ONE = ("matrix_rate", "port_bandwidth", "hbm_write_rate")
 
 
 def _suffixes(cluster: Cluster) -> list[str]:
-    """Suffixes of the fabric's constants: one for each tier, none where there are no tiers."""
+    """Suffixes of the names of the fabric's constants: one per tier, empty without tiers."""
     return [f".{name}" if name else "" for name in tier_names(cluster)]
 
 
@@ -145,7 +145,7 @@ class Uncertainty:
 
 
 def _given(known: Mapping[str, Constant], name: str, value: object) -> Constant:
-    """Read one interval."""
+    """Read the interval of one constant."""
     if name not in known:
         raise InvalidInputError(f"uncertainty: unknown constant {name!r}; {nearest(name, known)}")
     like = known[name]
@@ -227,7 +227,7 @@ def default_uncertainty(space: ArchitectureSpace, cluster: Cluster) -> Uncertain
 
 
 def _tuned(like: Accelerator, values: Mapping[str, float]) -> Accelerator:
-    """Return the reference chip with the constants of its tuning at a point."""
+    """Return a chip with the constants of its tuning, and its launch latency, at a point."""
     tuning = like.tuning
     changed: dict[str, Any] = {}
     matrix, vector = values.get("matrix_rate", 1.0), values.get("vector_rate", 1.0)

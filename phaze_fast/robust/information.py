@@ -27,14 +27,14 @@ class Information:
 
     possible_winners: int
     known: dict[str, int]
-    """Possible winners that are left where one constant is known to have its nominal value, by
-    constant; fewest first."""
+    """By constant: number of possible winners left if its value is known to be the nominal one;
+    fewest first."""
     shares: list[dict[str, Any]]
-    """Fraction of the samples in which each chip is the best, largest first."""
+    """For each chip, the fraction of the samples in which it is the best; largest first."""
     samples: int
     seed: int
     one_at_a_time: dict[str, Any]
-    """Regrets of some chips with one constant at an end: ``chips`` and ``constants``."""
+    """Regrets of the listed ``chips`` with each of the ``constants`` at an end of its interval."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -66,9 +66,9 @@ def information(
     uncertainty
         The box.
     samples
-        Points drawn from it, each constant uniform over its interval and all independent.
+        Points drawn from the box, each constant uniform over its interval and all independent.
     seed
-        Of the samples.
+        Seed of the samples.
     robust
         Position in the grid of the chip of least largest regret, to be listed as well.
     """
@@ -135,21 +135,21 @@ def _at_end(
 def _one_at_a_time(
     scenes: Scenarios, also: Sequence[int]
 ) -> tuple[list[int], list[dict[str, Any]]]:
-    """Set each constant of a box to either end, all others at their nominal values.
+    """Evaluate chips with each constant at either end of its interval, all others nominal.
 
     Parameters
     ----------
     scenes
         Chips that may be best somewhere in the box.
     also
-        Groups to list besides the best ones.
+        Chip groups to list besides the best ones.
 
     Returns
     -------
     tuple
         Chip groups that are best somewhere, the nominal winner first; and a row for each constant:
-        ``constant``, ``step`` (the nominal winner's at the low and the high end over its nominal
-        one) and ``regret`` of each group at its worse end.
+        ``constant``, ``step`` (step time of the nominal winner at the low and the high end, over
+        that at the nominal value) and ``regret`` of each group at the worse of the two ends.
     """
     scenes.least_anywhere()
     nominal = scenes.box.at({c.name: c.nominal for c in scenes.box.constants})

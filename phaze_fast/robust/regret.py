@@ -14,10 +14,10 @@ Parts whose bound is above the attained regret are split where that lowers the b
 need no branching: see `area_range`.
 
 Points at which some chip has a faster rival are stored as witnesses: each gives a lower bound of
-every other chip's regret, from rooflines up to its exact step. The chip with the least regret at
-the witnesses is evaluated next; its largest regret over the box is bounded, and where that is too
-large another witness is found. The search ends when no chip's regret at the witnesses is below the
-best bound by more than the tolerance.
+every other chip's regret, first from the roofline bound of the chip's step, in the end from the
+exact step. The chip with the least regret at the witnesses is evaluated next: its largest regret
+over the box is bounded, and where that bound is too large another witness is found. The search ends
+when no chip's regret at the witnesses is below the best bound by more than the tolerance.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from phaze_fast.robust.scenarios import Point, Scenarios, UncertainSearch
 from phaze_fast.tables import Array, picked
 
 TOLERANCE = 0.05
-"""How far, at most, a largest regret may be from its bound."""
+"""Largest relative distance of the proven regret of the robust chip from its lower bound."""
 _INNER = 0.75
-"""Part of the tolerance for bounding one chip's regret; the rest is for comparing chips."""
+"""Fraction of the tolerance for bounding one chip's regret; the rest is for comparing chips."""
 _WAVE = 32
 
 
@@ -72,7 +72,10 @@ class LargestRegret:
 
 
 class _Rivals(NamedTuple):
-    """Chips that may be fastest in a part of the box: positions, and bounds of candidates."""
+    """Chip groups that may be fastest in a part of the box.
+
+    `at` has their positions in `RegretSearch.all`; `candidates` the bounds of `LeastProduct`.
+    """
 
     at: Array
     candidates: list[Array] | None
@@ -94,7 +97,7 @@ class RegretSearch:
     enough
         Stop once the attained regret is at least this.
     start
-        A point and a rival to begin with.
+        A point and a rival whose regret is computed first.
     """
 
     def __init__(
@@ -114,7 +117,7 @@ class RegretSearch:
         self.settled = 1.0
         """Upper bound of the regret in the parts of the box that are done."""
         self.factors = np.ones(0)
-        """By rival: 1 over how far the chip exceeds the area limit where the rival fits."""
+        """By rival: 1 / the largest quotient of the chip's area and the limit if the rival fits."""
         self.least = self.all = np.zeros(0, dtype=np.int64)
         self.parts = 0
         self.queue: list[tuple[float, int, Point, Point, _Rivals, float]] = []
@@ -244,7 +247,7 @@ class RegretSearch:
         self.order = [int(i) for i in np.argsort(self.weight)[::-1] if self.weight[i] > 1e-4]
 
     def run(self) -> LargestRegret:
-        """Bound the whole box, part by part."""
+        """Bound the regret over the whole box, part by part."""
         slow, fast = self.scenes.slow, self.scenes.fast
         self._prepare()
         worst, _, factor = self._swapped(slow, fast)
@@ -287,22 +290,22 @@ class RobustResult:
     index: int
     """Position in the grid of the space."""
     max_regret: float
-    """Upper bound of its regret at all points of the box."""
+    """Upper bound of the chip's regret at all points of the box."""
     attained: float
-    """Its regret at the point `worst_at`."""
+    """The chip's regret at the point `worst_at`."""
     bound: float
     """Lower bound of the largest regret of any chip."""
     proven: bool
     """Whether `max_regret` is at most `bound` times 1 + tolerance."""
     tolerance: float
     time_s: float
-    """Step at the nominal constants."""
+    """Step time of the chip at the nominal constants."""
     worst_at: dict[str, float]
     """The point of the box with the regret `attained`."""
     rival: Accelerator
-    """The fastest chip there."""
+    """The fastest chip at `worst_at`."""
     possible_winners: int
-    """Chips that are not ruled out as the fastest at every point of the box."""
+    """Number of chips that may be the fastest at some point of the box."""
     nominal: LargestRegret
     """Largest regret of the chip that is best at the nominal constants."""
     nominal_chip: Accelerator
@@ -336,14 +339,14 @@ class RobustResult:
 class _Candidates:
     """Candidates, each with a lower bound of its largest regret.
 
-    A witness is a point of the box and a rival: how much slower than the rival a candidate is there
-    bounds its largest regret from below.
+    A witness is a point of the box and a rival. The factor by which a candidate is slower than the
+    rival at this point bounds the candidate's largest regret from below.
     """
 
     def __init__(self, scenarios: Scenarios, candidates: Array) -> None:
         self.scenes, self.groups = scenarios, candidates
         self.ratios = np.zeros(len(candidates))
-        """Largest known quotient of each candidate's step and a rival's; below 1 it is faster."""
+        """Largest known quotient of each candidate's step and a rival's; below 1: it is faster."""
         self.witnesses: list[tuple[Witness, Array]] = []
         self.done = np.zeros(len(candidates), dtype=np.int64)
         """Witnesses at which each candidate's regret is exact."""
@@ -361,9 +364,9 @@ class _Candidates:
         return np.maximum(self.ratios, 1.0)
 
     def next(self, below: float) -> int:
-        """Position of the candidate whose regret at the witnesses is least; -1: none is below."""
+        """Position of the candidate of least regret at the witnesses; -1 if all reach `below`."""
         while True:
-            unsure = self.done < len(self.witnesses)  # of equal bounds, exact ones first
+            unsure = self.done < len(self.witnesses)  # among equal bounds, exact ones go first
             order = np.lexsort((self.ratios, unsure, self.least))
             first = int(order[0])
             if self.least[first] >= below:

@@ -23,10 +23,10 @@ from phaze_fast.robust.constants import Uncertainty, at_point
 from phaze_fast.tables import Array
 
 Point = tuple[float, ...]
-"""Values of the rates and latencies of a box, in its order."""
+"""Values of a box's rates and latencies, in the order of `Uncertainty.rates`."""
 
 TIES = 1e-6
-"""Steps that differ by less than this fraction count as equal where only the fastest matters."""
+"""Relative difference of scores below which `Scenarios.fastest` takes two groups as equal."""
 _MANY, _FIRST = 64, 8
 """With more groups than `_MANY`, the `_FIRST` most promising are evaluated first, as incumbents."""
 
@@ -40,32 +40,32 @@ class UncertainSearch:
     cluster: Cluster
     training: Training
     weights: tuple[float, ...] = ()
-    """Of the models; equal where empty."""
+    """Weights of the models in the mean of their step times; equal where empty."""
     threads: int = 1
-    """At most this many; no result depends on it."""
+    """Largest number of threads; no result depends on it."""
 
     def problems(self, groups: ChipGroups, cluster: Cluster) -> list[SearchProblem]:
-        """Return the problem of each model on chips and a cluster at some point of the box."""
+        """Return the search problem of each model on chip groups, as devices of a cluster."""
         return problems_of(self.models, groups, cluster, self.training)
 
 
 class LeastProduct(NamedTuple):
-    """The least product of a factor and a score over chip groups."""
+    """Over some chip groups, the least product of a group's factor and its score."""
 
     value: float
-    """Infinite where none is below the limit."""
+    """The least product; infinite where no product is below the limit of the search."""
     group: int
-    """The group with that product; -1: none is below the limit."""
+    """The chip group with that product; -1 where no product is below the limit."""
     bound: float
-    """Lower bound of all products."""
+    """Lower bound of the products of all groups."""
     least: Array
     """Lower bound of each group's score."""
     candidates: list[Array]
-    """Lower bounds of every candidate of each model."""
+    """For each model, lower bounds of its step time by strategy and group."""
 
 
 class _Scenario:
-    """Chip groups with the constants at one point."""
+    """Chip groups with the constants at one point, and the exact scores that are known there."""
 
     def __init__(self, owner: Scenarios, point: Point) -> None:
         values = {c.name: v for c, v in zip(owner.rates, point, strict=True)}
@@ -77,12 +77,15 @@ class _Scenario:
 class Scenarios:
     """Scores of chip groups (seconds of a step, or a mean over models) at points of a box.
 
+    A candidate is a group under one strategy of a model. A rate is slower where it is lower, a
+    latency where it is higher.
+
     Parameters
     ----------
     search
         The search: models, chips, cluster and step.
     groups
-        The chips.
+        The chip groups.
     box
         The constants and their intervals.
     """
@@ -93,9 +96,9 @@ class Scenarios:
         self.evaluations = 0
         self._known: dict[Point, _Scenario] = {}
         self._seen: dict[int, list[tuple[Point, float, list[Array]]]] = {}
-        """Points at which a group's score is known, with the bounds of its candidates there."""
+        """By group: points where its score is known, the score, and its candidates' bounds."""
         self._fast: list[Array] | None = None
-        """Lower bounds of every candidate in the whole box, of each model."""
+        """For each model, lower bounds of its candidates that hold in the whole box."""
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -118,11 +121,11 @@ class Scenarios:
 
     @property
     def nominal(self) -> Point:
-        """The point of a search without intervals."""
+        """The point at which every constant has its nominal value."""
         return tuple(c.nominal for c in self.rates)
 
     def scores(self, point: Point, groups: Sequence[int] | Array) -> Array:
-        """Exact scores of groups; infinite where nothing fits."""
+        """Return exact scores of groups at a point; infinite where no plan fits."""
         known = self._at(point).exact
         new = np.array(sorted({int(g) for g in groups} - known.keys()), dtype=np.int64)
         if len(new):
@@ -134,7 +137,7 @@ class Scenarios:
         return np.array([known[int(g)] for g in groups])
 
     def within(self, point: Point, groups: Array, limits: Array) -> tuple[Array, Array]:
-        """Exact scores of groups up to their limits, infinite above; and lower bounds."""
+        """Return exact scores at a point (infinite above a group's limit), and lower bounds."""
         scene = self._at(point)
         exact = np.array([scene.exact.get(int(g), np.nan) for g in groups])
         new = np.isnan(exact)
@@ -154,14 +157,14 @@ class Scenarios:
         return np.where(exact <= limits, exact, np.inf), least
 
     def _faster(self, one: Point, other: Point) -> bool:
-        """Whether no constant is slower at one point than at the other."""
+        """Whether no constant is slower at `one` than at `other`."""
         return all(
             a == b or (a > b) == (c.kind == "rate")
             for a, b, c in zip(one, other, self.rates, strict=True)
         )
 
     def _known_bounds(self, groups: Array, point: Point) -> list[Array] | None:
-        """Bounds of candidates from points where no constant is slower."""
+        """Lower bounds of candidates at a point, from points where no constant is slower."""
         if self._fast is None:
             return None
         known = [least[:, groups] for least in self._fast]
@@ -173,7 +176,7 @@ class Scenarios:
         return known
 
     def _known_limit(self, group: int, point: Point) -> float:
-        """Least known score of a group at points where no constant is faster; else infinite."""
+        """Upper bound of a score: the least at points with no faster constant; else infinite."""
         return min(
             (score for other, score, _ in self._seen.get(group, ()) if self._faster(point, other)),
             default=np.inf,
@@ -211,11 +214,11 @@ class Scenarios:
         return marked
 
     def possible_winners(self) -> Array:
-        """Find the groups that are not slower everywhere than one that always fits.
+        """Find the groups that may be the fastest at some point of the box.
 
         A group whose fastest step in the box takes longer than the slowest step of a chip that fits
         with all areas is never the fastest. In a wider box slow steps are slower, fast steps are
-        faster and fewer chips always fit, so no group is lost.
+        faster and fewer chips always fit, so no possible winner is ruled out that was not before.
         """
         fits = np.flatnonzero(self.areas.fits_always)
         somewhere = np.flatnonzero(self.areas.fits_somewhere)
@@ -242,7 +245,7 @@ class Scenarios:
         slack: float,
         known: Sequence[Array] | None = None,
     ) -> LeastProduct:
-        """Find the least product of factor and score below a limit.
+        """Find the group with the least product of its factor and its score, below a limit.
 
         Parameters
         ----------
@@ -251,11 +254,12 @@ class Scenarios:
         groups, factors
             Chip groups, and the factors of their scores.
         limit
-            Only smaller products are looked for.
+            Only products below this are searched for.
         slack
-            Fraction by which a product has to be smaller than another to be looked for.
+            Fraction by which a product has to be below the least one so far to be searched for.
         known
-            Bounds of the candidates at a point where no constant is slower.
+            Lower bounds of candidates from a point where no constant is slower; by default all
+            that are stored.
         """
         scene = self._at(point)
         some = scene.groups.take(groups)

@@ -1,4 +1,4 @@
-"""Executors by name, and tasks that are retried when their worker dies.
+"""Executors by name, and tasks that are retried when their worker process dies.
 
 An executor that was requested by name is created again when it breaks.
 """
@@ -147,14 +147,14 @@ def _ray(text: str, threads: int) -> Iterator[Executor]:
 
 @contextlib.contextmanager
 def executor_for(text: str = "threads", threads: int = 1) -> Iterator[Executor]:
-    """Create an executor by its name, and close it in the end.
+    """Create an executor by its name; a context manager that closes the executor on exit.
 
     Parameters
     ----------
     text
         ``threads``; ``processes`` (new interpreters, so a script needs the usual
-        ``if __name__ == "__main__"``); ``dask://host:port`` of a scheduler; ``ray`` (the cluster
-        that is there, else a local one) or ``ray://host:port``; ``mpi`` (under
+        ``if __name__ == "__main__"``); ``dask://host:port`` of a scheduler; ``ray`` (a running
+        cluster, else a local one) or ``ray://host:port``; ``mpi`` (under
         ``mpiexec python -m mpi4py.futures``).
     threads
         Threads or processes of a local executor.
@@ -164,7 +164,7 @@ def executor_for(text: str = "threads", threads: int = 1) -> Iterator[Executor]:
     InvalidInputError
         Where the name is none of these, or nothing answers at the address.
     MissingExtraError
-        Where a package is absent; the message names the extra.
+        Where a package that the executor needs is absent; the message names the extra.
 
     Examples
     --------
@@ -254,7 +254,7 @@ class Workers:
 
     @property
     def flying(self) -> int:
-        """Number of tasks in flight: enough to occupy all workers, few to repeat on failure."""
+        """Tasks to keep in flight: enough to occupy all workers, few to repeat on failure."""
         if isinstance(self._executor, _Inline):
             return 1
         names = ("width", "_max_workers")
@@ -280,11 +280,11 @@ class Workers:
 # ---- tasks on workers that may die ----
 
 _TOGETHER = 2
-"""Failures after which a task runs with no other, so that a further failure is its own."""
+"""Failures after which a task runs alone, so that no other task can cause its next failure."""
 _ALONE = 2
-"""Failures, with no other task running, after which an item is given up."""
+"""Failures with no other task running after which an item is reported as `Lost`."""
 _TRIED = {"KilledWorker": 2}
-"""How many failures an error counts as, where more than one: Dask tries several workers itself."""
+"""Errors that count as several failures, by name: Dask has tried several workers before it."""
 _MOST_IN_A_ROW = 20
 """Consecutive failures after which a run stops; four more are allowed per task in flight."""
 
@@ -348,7 +348,7 @@ def _submit(
         try:
             flying[workers.submit(call, task.items)] = task
         except BrokenExecutor as error:
-            task.failures -= 1  # it never ran
+            task.failures -= 1  # the task never ran
             queue.failed(task, error, limit)
             return True
     return False
@@ -360,7 +360,7 @@ def _outcome(future: Future[Any]) -> tuple[Any, BaseException | None]:
     except CancelledError as cancelled:
         return None, cancelled
     if error is not None and not isinstance(error, Exception):
-        raise error  # such as KeyboardInterrupt
+        raise error  # not a failure of the worker: such as KeyboardInterrupt
     return (None, error) if error is not None else (future.result(), None)
 
 
@@ -373,8 +373,8 @@ def run_chunks(
     """Call a function on items, `chunk` at a time, and yield results as they complete.
 
     `call` takes a list of items, returns as many results, and raises nothing itself. A call fails
-    only with its worker: it is submitted again, finally with one item and no other task, so that an
-    item that kills its worker does not affect others.
+    only if its worker dies. A failed call is submitted again, finally with one item and no other
+    task, so that an item that kills its worker does not affect others.
 
     Examples
     --------

@@ -1,8 +1,8 @@
 """A directory of finished rows that survives the death of the process that writes them.
 
-``results.jsonl`` has one JSON object per line with a checksum of its row; ``manifest.json``
-describes the run. Lines are appended and synced batch by batch, so a kill costs at most the batch
-in flight. Nothing in the directory is executed or unpickled.
+``results.jsonl`` has one JSON object per line, with a row and its checksum; ``manifest.json``
+describes the run. Lines are appended and synced batch by batch, so that a kill loses at most the
+batch in flight. Nothing in the directory is executed or unpickled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from phaze_fast.runs.store import pricing_fingerprint
 
 try:
     import fcntl
-except ImportError:  # no such locks on this system: the user gives each run its own directory
+except ImportError:  # no file locks on this system: the user gives each run its own directory
     fcntl = None  # type: ignore[assignment]
 
 
@@ -56,7 +56,7 @@ def encode_line(row: Mapping[str, Any]) -> bytes:
 
 
 def decode_line(line: bytes) -> Row | None:
-    """Read a line without its line break; None where it is damaged."""
+    """Read a line, given without its line break; None where the line is damaged."""
     body = line[_BODY:-1]
     if line != b"".join((_HEAD, _checksum(body), _MIDDLE, body, _TAIL)):
         return None
@@ -127,9 +127,9 @@ class _Results:
 
     rows: dict[str, Row] = field(default_factory=dict)
     damaged: list[bytes] = field(default_factory=list)
-    """Whole lines whose checksum does not match."""
+    """Complete lines whose checksum does not match."""
     tail: bytes = b""
-    """Bytes after the last whole line."""
+    """Bytes after the last complete line."""
 
     @classmethod
     def of(cls, path: Path) -> _Results:
@@ -164,8 +164,8 @@ class Journal:
     description
         The run, as `manifest` returns it.
     keys
-        Keys of all its points. A directory may already have some of these points, but no others.
-        None where the keys are not known in advance.
+        Keys of all points of the run. A directory may already have rows of some of these points,
+        but of no others. None where the keys are not known in advance.
     option
         The option that names the directory, for messages.
     run
@@ -198,7 +198,7 @@ class Journal:
     ) -> None:
         self.path = Path(out)
         self.rows: dict[str, Row] = {}
-        """Rows that were there already, by key."""
+        """Rows that the directory had when it was opened, by key."""
         self.notes: list[str] = []
         self._option, self._run = option, run
         self._total, self._safe = int(description["points"]), 0

@@ -43,7 +43,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _CORE = "phaze_fast._core"
 _SUFFIXES = {".py", ".yaml", ".json", ".txt"}
 _AFTER_THE_SEARCH = {"papers", "cli", "report", "pipeline.py", "__init__.py", "__main__.py"}
-"""Parts of the package that only display results."""
+"""Parts of the package on which stored results do not depend."""
 _LOADED_AT_S = time.time()
 
 
@@ -62,8 +62,8 @@ def pricing_fingerprint() -> bytes:
     """Hash the code and data of the package up to the search, and the compiled core.
 
     A stored result is the result of the code and data that computed it, so its key contains this
-    digest. It is computed once in a process. A file that was written after this process loaded the
-    package may differ from what runs here: then the digest is unique to this process.
+    hash. The hash is computed once in a process. A file that was written after this process loaded
+    the package may differ from what runs here: then the hash is unique to this process.
 
     Examples
     --------
@@ -116,7 +116,7 @@ def _is_damage(error: sqlite3.Error) -> bool:
 
 
 def _connected(path: Path, read_only: bool) -> sqlite3.Connection:
-    """Open a file and read from it, so that a file that is no database fails here."""
+    """Open a database and read from it, so that a file that is no database fails here."""
     # Without permission to write, the file is read as it is, without locks.
     options = "mode=ro&immutable=1" if read_only else "mode=rwc"
     uri = f"file:{quote(os.fsencode(path))}?{options}"
@@ -135,11 +135,11 @@ def _connected(path: Path, read_only: bool) -> sqlite3.Connection:
 def _prepare(file: sqlite3.Connection) -> None:
     """Create the table where it is absent, and let readers work while one process writes."""
     if file.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
-        with file:  # before the write-ahead log, so that the header has the id at once
+        with file:  # before the write-ahead log is on, so that the id goes into the header itself
             file.execute("BEGIN IMMEDIATE")
             file.execute(f"PRAGMA application_id={_APPLICATION}")
             file.execute(_TABLE)
-    with contextlib.suppress(sqlite3.OperationalError):  # another process may be doing the same
+    with contextlib.suppress(sqlite3.OperationalError):  # another process may be setting it now
         file.execute("PRAGMA journal_mode=WAL")
     with file:
         file.execute("BEGIN IMMEDIATE")  # fails where the file cannot be written
@@ -188,7 +188,7 @@ class ResultStore:
         self.close()
 
     def get_many(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-        """Look up results of the same inputs, code and data."""
+        """Look up results by their inputs; only those of this code and data are returned."""
         wanted = {self._key(key): key for key in keys}
         listed = list(wanted)
         results: dict[bytes, bytes] = {}
@@ -322,7 +322,7 @@ class ScheduleCache(schedule.ScheduleCache):
     Raises
     ------
     InvalidInputError
-        Where the path is not such a file, or cannot be read or created.
+        Where the path is not a store of this package, or cannot be read or created.
 
     Examples
     --------

@@ -32,7 +32,7 @@ from phaze_fast.tables import Array, Table
 from phaze_fast.threads import thread_count
 
 VERSION = "phaze-fast point 1"
-"""Changes with the meaning of the records, so that keys of earlier versions are not found."""
+"""Part of every key; it changes with the meaning of records, so that old rows are not found."""
 
 Row = dict[str, Any]
 Evaluate = Callable[["Point"], Row]
@@ -91,7 +91,7 @@ class Point:
 
     model: Model
     cluster: Cluster
-    """With its chip."""
+    """The cluster, with its chip."""
     training: Training
 
     def __post_init__(self) -> None:
@@ -153,7 +153,7 @@ def blank_row(point: Point, status: str, reason: str = "") -> Row:
 
 
 def plan_row(point: Point, best: Plan) -> Row:
-    """Return the row of a point and its best plan, in seconds, bytes, mm2 and per second."""
+    """Return the row of a point and its best plan; units are s, bytes, mm2 and 1/s."""
     row = blank_row(point, "optimal")
     row |= {name: getattr(best, name) for name in _OF_PLAN}
     row["devices_used"] = best.devices
@@ -225,11 +225,11 @@ class PlanGrid:
 
     @property
     def name(self) -> str:
-        """Text that tells grids apart, as results on disk must not mix them."""
+        """Text that is unique to the grid, since results on disk must not mix grids."""
         return f"PlanGrid {digest({name: own.tolist() for name, own in self.axes.items()})}"
 
     def columns(self, devices: int) -> dict[str, Array]:
-        """Return the plans for so many devices, as columns for `predict_batch`."""
+        """Return the plans for a number of devices, as columns for `predict_batch`."""
         sizes = [len(values) for values in self.axes.values()]
         inner = np.ones(sizes, dtype=np.int64)
         for at, name in enumerate(self.axes):
@@ -301,7 +301,7 @@ class SweepTable(Table):
     repeated: int = 0
     """Points that repeat an earlier one, which are evaluated once."""
     resumed: int = 0
-    """Distinct points that were finished before."""
+    """Distinct points that an earlier run had finished."""
 
     shown: ClassVar[tuple[str, ...]] = (
         *("model", "chip", "devices", "global_batch", "status", "time_s", "mfu"),
@@ -414,7 +414,7 @@ def sweep(
     threads
         Threads or processes of a local executor. Rows do not depend on it.
     progress
-        Called with the number of distinct points done, and of all.
+        Called with the number of distinct points done and the number of all distinct points.
     evaluate
         Function that evaluates one point and returns its row; for other processes, a function at
         the top level of a module. A `PlanGrid` predicts given plans instead of searching.

@@ -39,14 +39,14 @@ class Precision(Record):
     name: str = Field(min_length=1)
     """Name of the precision."""
     format: Dtype
-    """Number format that the products below multiply; the chip must have it."""
+    """Number format of the products listed below; the chip must support it."""
     products: tuple[Product, ...] = ()
     """Products of blocks that run in this format; empty where all run in bf16."""
     scaled_in_hardware: bool = False
-    """Whether the tensor core applies a factor to each block of elements, as chips do that multiply
-    fp4 (NVIDIA's from Blackwell, AMD's from CDNA 4 on); others with the format cannot run it."""
+    """Whether the tensor core must apply a factor to each block of elements, as chips that multiply
+    fp4 do (NVIDIA's from Blackwell, AMD's from CDNA 4 on); other chips cannot run the precision."""
     element_bytes: Quantity = 2.0
-    """Bytes of an element in this format, its share of the scaling factors included."""
+    """Bytes of an element in this format, including its share of the scaling factors."""
     copies: Quantity = 1.0
     """Layouts that a cast writes: 2 where products of the backward pass read the transpose."""
     amax_reads: Quantity = 0.0
@@ -57,23 +57,23 @@ class Precision(Record):
     fused_casts: tuple[Literal["norm", "activation"], ...] = ()
     """Operators whose kernel writes the low format itself, so that no cast follows them."""
     gathers: bool = False
-    """Whether tensor-parallel gathers of what products read carry the low format."""
+    """Whether tensor-parallel gathers of the inputs of products carry the low format."""
     dispatches: bool = False
-    """Whether exchanges that bring rows to experts carry the low format; what experts return is in
-    bf16."""
+    """Whether all-to-alls that bring rows to experts carry the low format; what experts return is
+    in bf16."""
     gathered_weight_bytes: Quantity = 2.0
-    """Bytes of a weight as gathers among replicas carry it, at most."""
+    """Most bytes of a weight in gathers among replicas."""
     weight_copies: Quantity = 0.0
     """Bytes of the copies of each weight of a block that persist from one step to the next."""
     weight_casts: Quantity = 0.0
-    """Bytes moved for each weight of a block once a step to make those copies."""
+    """Bytes moved for each weight of a block once a step to make the copies that persist."""
     pass_weight_casts: Quantity = 0.0
     """Bytes moved for each weight of a block, unsharded as products read it, in every forward and
     again in every backward pass, where copies do not persist."""
     sources: tuple[str, ...] = ()
-    """Sources of the facts."""
+    """Sources of these values."""
     notes: str = ""
-    """Remarks on the facts."""
+    """Remarks on these values."""
 
     @property
     def transposed_late(self) -> bool:
@@ -127,7 +127,7 @@ def check_precision(precision: Precision, chip: Accelerator) -> None:
     Raises
     ------
     InvalidInputError
-        Where it does not; the message lists its formats.
+        Where the chip does not; the message lists the chip's formats.
 
     Examples
     --------

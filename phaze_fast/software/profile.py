@@ -2,7 +2,7 @@
 
 A chip and an interconnect determine how fast an operator is, a profile which operators run. The
 functions `*_as_run` apply a profile to a model, a chip or an interconnect. Operator graphs, layer
-times and message sizes depend on it.
+times and message sizes depend on the profile.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ GradientSums = Literal["free", "fused", "kernels"]
 
 FRAGMENTATION = 0.03
 """Fraction of the activations and buffers that an allocator loses to fragmentation, unless a
-profile says otherwise. An allowance, not a fit: caching allocators report a few percent."""
+profile says otherwise. It is an allowance, not a fit: caching allocators report a few percent."""
 
 DEFAULT = "megatron-core"
 """The profile where none is named."""
 UNKNOWN = "generic"
-"""The profile of software that has none of its own."""
+"""The profile for software without a profile of its own."""
 
 
 class Software(Record):
@@ -62,20 +62,20 @@ class Software(Record):
     name: str = Field(min_length=1)
     """Name of the profile."""
     attention: AttentionKernel = "flash"
-    """Kernel of attention; a model that sets explicit attention runs that instead."""
+    """Kernel of attention; a model that sets ``eager`` itself runs explicit attention instead."""
     attention_speed: FrozenDict[str, Speed] = FrozenDict()
-    """Speed of that kernel relative to the best one of the chip, by the chip's name; 1 where a chip
-    is not named."""
+    """Speed of the attention kernel relative to the best one of the chip, by the chip's name; 1
+    where a chip is not named."""
     product_speed: FrozenDict[str, Speed] = FrozenDict()
-    """Speed of its matrix products relative to those that the chip was calibrated with, by the
-    chip's name: libraries of a chip's first year are slower."""
+    """Speed of the software's matrix products relative to those that the chip was calibrated with,
+    by the chip's name: libraries of a chip's first year are slower."""
     functions: FrozenDict[str, FunctionCost] = FrozenDict()
     """Vector functions with kernels of this software, by name; those of the chip's tuning are
     PyTorch's."""
     fused_qkv: bool = False
     """Whether one product makes queries, keys and values."""
     attention_block: Count = 1
-    """Queries, and keys, of a tile of its fused attention; a window does not make tiles smaller."""
+    """Side of a tile of fused attention, in queries and in keys; windows do not make it smaller."""
     added_gradient_bytes: Annotated[int, Field(strict=True, ge=0, le=64)] = 0
     """Bytes that separate kernels move for each parameter in every backward pass to add its
     gradient to those of earlier micro-batches; 0 where products accumulate it themselves."""
@@ -84,62 +84,63 @@ class Software(Record):
     but the first, in the kernel that reads them (``fused``), or at no cost."""
     gather_copy_bytes: Quantity = 0.0
     """Bytes that a separate kernel moves for each unsharded parameter in every forward and every
-    backward pass, to reorder weights gathered from replicas: as many as a copy moves in that
-    time."""
+    backward pass, to reorder weights gathered from replicas: those of a plain copy of equal
+    duration."""
     scatter_copy_bytes: Quantity = 0.0
-    """The same for its gradient in every backward pass, before that is summed and scattered."""
+    """Such bytes for each gradient in every backward pass, to reorder it for the reduce-scatter."""
     one_hot_embedding: bool = False
     """Whether rows of the embedding are looked up by a product with one-hot vectors."""
     gathers_copied: bool = False
     """Whether rows that tensor-parallel devices gather or reduce-scatter along sequences are copied
-    once for that: a collective concatenates along the first dimension only."""
+    once more: a collective concatenates along the first dimension only."""
     softmax_multiple: Count = 1
-    """Pairs of sequence and head of one block of its softmax kernel; where those of a device are no
-    multiple of it, explicit attention runs a sequence of fp32 operators instead."""
+    """Pairs of sequence and head in one block of the softmax kernel; where the pairs of a device
+    are no multiple of it, explicit attention runs a sequence of fp32 operators instead."""
     dropout: bool = False
-    """Whether dropout is on unless it is turned off."""
+    """Whether dropout runs even in models that do not set it."""
     host_s: Seconds = 0.0
-    """Seconds of the host for one operator; a pass takes no less than all of its operators."""
+    """Seconds of the host to launch one operator; a pass takes at least the sum over its
+    operators."""
     product_host_s: Seconds = 0.0
-    """Additional seconds for each product, convolution or attention of a forward pass: it is called
-    by a module of its own, with views of rows and weights."""
+    """Additional seconds of the host for each product, convolution or attention of a forward pass,
+    which a module of its own calls with views of rows and weights."""
     gradient_host_s: Seconds = 0.0
-    """The same in a backward pass, where autograd calls it."""
+    """Additional seconds of the host for each of these in a backward pass, which autograd calls."""
     optimizer_host_s: Seconds | None = None
     """Seconds of the host for a kernel of an optimiser with products; by default `host_s`."""
     recompute_host_s: Seconds = 0.0
     """Additional seconds of the host for each recomputed layer: saving and restoring the random
     state, entering the backward pass again."""
     as_traced: bool = False
-    """Whether the operators of a module's own code run one by one, traced or of a family of
-    transformers; otherwise, a module that is recognised as a transformer runs that transformer's
-    fused operators."""
+    """Whether the operators of a module's own code run one by one, as traced or as known of its
+    family of transformers; otherwise a module that is recognised as a transformer runs the fused
+    operators of that transformer."""
     compiled: bool = False
-    """Whether torch.compile fuses the operators of a module\'s own code into kernels."""
+    """Whether torch.compile fuses the operators of a module's own code into kernels."""
     overlap_gradients: bool = True
     """Whether the synchronisation of gradients overlaps with the backward pass."""
     overlap_slowdown: Annotated[float, Field(strict=True, ge=1, le=100, allow_inf_nan=False)] = 1.0
-    """Slow-down of work that overlaps with transfers of gradients, weights or the keys of a ring,
-    as a factor on its time: both use the same memory and some of the same cores."""
+    """Factor on the time of work that overlaps with transfers of gradients, weights or the keys of
+    a ring: work and transfers use the same memory and some of the same cores."""
     bucket_bytes: Bytes = 100_000_000
-    """Gradients that are synchronised in one bucket; the last bucket is not overlapped."""
+    """Bytes of gradients that are synchronised together; the last bucket is not overlapped."""
     network_share: Share = 1.0
     """Share of the bandwidth beyond a node that gathers and reductions among replicas reach."""
     reserved_share: Fraction = 0.0
-    """Memory that its allocator reserves beyond the bytes in use, as a share of these, where
-    reported figures include it. It is released where memory is short, so plans may use it."""
+    """Memory that the allocator reserves beyond the bytes in use, as a share of these, where
+    reported figures include it. Plans may use this memory: it is released where memory is short."""
     slice_host_s: Seconds = 0.0
-    """Seconds of the host for each matrix and each replica to copy a replica's slice of updated
-    weights to its place (ZeRO 1 and 2); 0 where they are gathered in place."""
+    """Seconds of the host for each matrix and each replica to copy the replica's slice of updated
+    weights to its place (ZeRO 1 and 2); 0 where slices are gathered in place."""
     hidden_tensor: Fraction = 0.0
     """Share of the seconds of tensor-parallel collectives that overlaps with products."""
     scattered_messages: bool = False
     """Whether messages between stages are scattered over the tensor-parallel group and gathered by
     the receiver."""
     stage_division: Literal["even", "work", "blocks"] = "even"
-    """How layers are divided over stages where a plan does not say: as many blocks to each; so that
-    the largest work of a stage, embedding and head counted, is least; or so that the largest number
-    of blocks is least, the first stages filled first."""
+    """How layers are divided over stages where a plan does not say: an equal number of blocks to
+    each; so that the largest work of a stage, embedding and head counted, is least; or so that the
+    largest number of blocks is least, the first stages filled first."""
     vocabulary_multiple: Count = 1
     """The vocabulary is padded to a multiple of this times the tensor-parallel width."""
     loss_passes: Annotated[int, Field(strict=True, ge=0, le=1000)] = 0
@@ -150,46 +151,45 @@ class Software(Record):
     fused_activation: bool = False
     """Whether activation and gate of a feed-forward are one kernel, which stores its inputs."""
     expert_moves: Annotated[int, Field(strict=True, ge=0, le=2)] = 0
-    """How often separate kernels permute rows before and after experts; see `moves` of a
-    mixture."""
+    """How often separate kernels permute rows before and after experts; see
+    `MixtureOfExperts.moves`."""
     expert_sent_once: bool = False
-    """Whether a token is sent once to a node, and to a device, however many of its experts are
-    there."""
+    """Whether a token is sent only once to a node or device that has several of its experts."""
     expert_beside_shared: bool = False
     """Whether shared experts run while rows are on their way to routed experts and back (Megatron's
     ``--moe-shared-expert-overlap``), unless exchanges overlap another micro-batch."""
     expert_tile_rows: Annotated[int, Field(strict=True, ge=0, le=1048576)] = 0
-    """Rows of a tile of its grouped products; a tile with rows of two experts is computed for both.
-    See `tile_rows` of a mixture."""
+    """Rows of a tile of grouped products; a tile with rows of two experts is computed for both.
+    See `MixtureOfExperts.tile_rows`."""
     expert_bias_unfused: bool = False
-    """Whether kernels of their own add the biases of experts; see `bias_unfused` of a mixture."""
+    """Whether separate kernels add the biases of experts; see `MixtureOfExperts.bias_unfused`."""
     expert_launch_s: Seconds = 0.0
     """Seconds that a forward pass waits for each expert of its device, whose casts and products
     the host launches one by one once it knows how many tokens came; a backward pass twice that."""
     gradient_stand_ins: bool = False
-    """Whether there is an empty bf16 gradient for each shape of weights in a layer, where products
-    accumulate into fp32 buffers themselves, and one for the logits' weights in their backward
+    """Whether unused bf16 gradients are allocated although products accumulate into fp32 buffers:
+    one for each shape of weights in a layer, and one for the logits' weights in their backward
     pass."""
     resident_gradients: bool = True
     """Whether buffers of all gradients are allocated all the time; otherwise each is allocated by
     the first backward pass of its layer and freed by the optimiser's step."""
     whole_layers: Literal[1, 2] = 2
-    """Layers that are whole at a time although replicas shard them: the running one, and the next,
-    unless each is gathered when it runs."""
+    """Layers with unsharded weights at a time where replicas shard weights: 2 for the running layer
+    and the next, 1 where each is gathered when it runs."""
     split_storage: bool = False
-    """Whether tensor-parallel devices store shares of what layers pass on although sequences are
-    not split: along the hidden dimension. Seconds are those of whole rows."""
+    """Whether tensor-parallel devices store shares, along the hidden dimension, of what layers pass
+    on, although sequences are not split. Times are still those of whole rows."""
     workspace_bytes: Bytes = 0
-    """Memory that libraries and the process use on a device, besides that of a step."""
+    """Memory that libraries and the process use on a device, in addition to that of a step."""
     fragmentation: Fraction = FRAGMENTATION
-    """Fraction of the activations and buffers that its allocator loses to fragmentation. Zero where
+    """Fraction of the activations and buffers that the allocator loses to fragmentation. Zero where
     the lifetimes of all tensors are known, temporaries included: freed blocks that the allocator
     holds (`reserved_share`) are released where memory is short."""
     optimizer: str = "adam"
-    """Its default optimiser, a name of `phaze_fast.memory.OPTIMIZERS`."""
+    """Default optimiser, a name of `phaze_fast.memory.OPTIMIZERS`."""
     step_ratios: tuple[Quantity, Quantity] | None = None
-    """Measured over predicted seconds of a step: between these in four of five cases, where runs of
-    its own tell; else an interval is looked up by chip and software."""
+    """80% interval of measured over predicted seconds of a step, from runs of this software;
+    absent: an interval is looked up by chip and software."""
     fitted: tuple[str, ...] = ()
     """Fields that were fitted to measured runs; all others are facts about the software."""
     sources: tuple[str, ...] = ()
@@ -199,7 +199,7 @@ class Software(Record):
 
     @property
     def waited_for(self) -> bool:
-        """Whether passes may wait for the host."""
+        """Whether a pass may have to wait for the host to launch its operators."""
         waits = (self.host_s, self.product_host_s, self.gradient_host_s)
         return any((*waits, self.recompute_host_s, self.expert_launch_s))
 
@@ -281,8 +281,8 @@ SoftwareOrName = Annotated[Software, by_name("software", load_software)]
 def planned_model(model: Model, software: Software, seq: int | None = None) -> Model:
     """Return the model to plan: the transformer that a graph is recognised as, or the graph.
 
-    Software that runs a module's own operators runs a graph as it was traced, and a model read from
-    a configuration as the graph of its module, on sequences of `seq` tokens.
+    Software that runs a module's own operators (`as_traced`) runs a graph as it was traced, and a
+    model read from a configuration as the graph of its module, on sequences of `seq` tokens.
 
     Examples
     --------
@@ -322,7 +322,7 @@ def model_as_run(model: Model, software: Software, tp: int = 1) -> Model:
     """
     model = planned_model(model, software)
     if not isinstance(model, TransformerModel):
-        return model  # a graph has its operators already
+        return model  # a graph lists its operators, which software does not change
     changed: dict[str, Any] = {
         "fused_qkv": model.fused_qkv or software.fused_qkv,
         "gathers_copied": model.gathers_copied or (software.gathers_copied and tp > 1),
@@ -387,7 +387,7 @@ def _step_share(chip: Accelerator, dtype: str) -> float:
 
 
 def _slowed(format_tuning: FormatTuning, share: float) -> FormatTuning:
-    """Scale the rates of a number format that has its own."""
+    """Scale the rates of a number format that has rates of its own."""
     rates = {name: getattr(format_tuning, name) for name in ("efficiency", "sustained_flops")}
     return format_tuning.replace(**{n: v * share for n, v in rates.items() if v is not None})
 
@@ -399,9 +399,9 @@ def chip_as_run(chip: Accelerator, software: Software) -> Accelerator:
     Parameters
     ----------
     chip
-        Its `tuning.step_flops` is the rate of products in a running job.
+        The chip, whose `tuning.step_flops` is the rate of products in a running job.
     software
-        Its attention kernel and the speed of its products are used.
+        The profile, of which the attention kernel and the speed of products are used.
 
     Examples
     --------
