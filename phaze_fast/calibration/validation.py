@@ -38,7 +38,7 @@ class ErrorSummary(ErrorSizes):
     """Errors of predictions of runs, and how well the predictions rank the runs."""
 
     rank_correlation: float | None
-    """Spearman's, of predicted and measured; None for fewer than three rows or equal values."""
+    """Spearman's, of predicted and measured values; None for fewer than three rows or all equal."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""

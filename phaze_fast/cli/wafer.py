@@ -361,7 +361,7 @@ class Case:
         return (self.space or self.result).reason
 
     def document(self) -> dict[str, Any]:
-        """Return this case as plain data."""
+        """Return the answer of this case as plain data."""
         answer = self.answer.to_dict()
         if self.study is not None:
             answer["fault_study"] = self.study.to_dict()

@@ -365,7 +365,7 @@ def _options(text: str) -> dict[str, list[str]]:
 
 
 def _term(key: str, name: str, value: Any) -> Any:
-    """Read the value of a term."""
+    """Convert the value of an option to the type of its term."""
     if key in _WHOLE:
         return whole_number(name, value)
     if str(value).lower() in ("true", "false"):

@@ -32,7 +32,7 @@ class Prices(Record):
     cluster: Quantity = 3.0
     """How defects cluster: the exponent of the negative binomial yield model."""
     hbm_usd_per_gib: Quantity = 10.0
-    """An assumption; trade press gives 10 to 20 dollars for HBM2e and HBM3."""
+    """Price of HBM. Assumption: trade press gives 10 to 20 dollars for HBM2e and HBM3."""
 
     @classmethod
     def at_node(cls, nm: float) -> Prices:

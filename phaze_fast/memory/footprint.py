@@ -25,7 +25,7 @@ from phaze_fast.units import format_bytes
 SCHEDULES: tuple[str, ...] = _core.PIPELINE_SCHEDULES
 """Names of pipeline schedules; the position is the code that the kernels use."""
 SCHEDULE_ALIASES: dict[str, str] = {"zero-bubble": "zb-h1"}
-"""Aliases: ``zero-bubble`` was the name of ZB-H1 before there were other such schedules."""
+"""Other names of schedules: ``zero-bubble`` means ZB-H1."""
 SCHEDULE_CODES: dict[str, int] = {name: code for code, name in enumerate(SCHEDULES)}
 SCHEDULE_CODES |= {name: SCHEDULE_CODES[own] for name, own in SCHEDULE_ALIASES.items()}
 """Codes of schedules by name, aliases included."""

@@ -87,7 +87,7 @@ class SearchResult(Table):
     gain: list[dict[str, Any]] = field(default_factory=list)
     """The speed gained over TPU v4 as it was built, by cause."""
     sensitivity: list[dict[str, Any]] = field(default_factory=list)
-    """The best design with one rate or price of the hardware halved or doubled."""
+    """The best design with one rate or area term of the hardware halved or doubled."""
     robust: RobustResult | None = None
     """The chip of least largest regret, where constants are intervals."""
     information: Information | None = None

@@ -349,7 +349,7 @@ class _Candidates:
         """Largest known quotient of each candidate's step and a rival's; below 1: it is faster."""
         self.witnesses: list[tuple[Witness, Array]] = []
         self.done = np.zeros(len(candidates), dtype=np.int64)
-        """Witnesses at which each candidate's regret is exact."""
+        """Number of witnesses, in order, at which each candidate's regret is exact."""
 
     def add(self, witness: Witness) -> None:
         """Add a witness."""

@@ -252,7 +252,7 @@ class Journal:
         self._safe += len(lines)
 
     def _cut_back(self, whole: int, lines: int, error: OSError) -> None:
-        with contextlib.suppress(OSError):  # else the next run removes the torn line
+        with contextlib.suppress(OSError):  # if this fails, the next run removes the torn line
             os.ftruncate(self._file, self._size + whole)
             os.fsync(self._file)
         self._size += whole
