@@ -95,7 +95,7 @@ class BudgetAnswer:
 
 
 @dataclass(frozen=True)
-class Budget:  # options; the docstring is their heading in the help
+class Budget:
     """A whole training run."""
 
     tokens: str | None = None

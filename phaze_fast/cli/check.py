@@ -15,7 +15,7 @@ from phaze_fast.schemas import KINDS, parse_as, schema
 
 
 @dataclass(frozen=True)
-class Checking:  # options; the docstring is their heading in the help
+class Checking:
     """What to check."""
 
     kind: str | None = None

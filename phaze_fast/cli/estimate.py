@@ -231,7 +231,7 @@ def _compute_table(chip: Accelerator, rows: list[dict[str, Any]]) -> RenderableT
 
 
 @dataclass(frozen=True)
-class Products:  # options; the docstring is their heading in the help
+class Products:
     """Matrix products."""
 
     gemms: Annotated[list[str] | None, typer.Option("--gemm", metavar="[Bx]MxKxN")] = None
@@ -258,7 +258,7 @@ class Products:  # options; the docstring is their heading in the help
 
 
 @dataclass(frozen=True)
-class Collective:  # options; the docstring is their heading in the help
+class Collective:
     """A collective."""
 
     operation: Annotated[str | None, typer.Option("--collective")] = None

@@ -117,7 +117,7 @@ def _why_not(stored: StoredPlan, fields_of_plan: str, threads: int | None) -> Wh
 
 
 @dataclass(frozen=True)
-class Against:  # options; the docstring is their heading in the help
+class Against:
     """What to compare the plan with (at most one option)."""
 
     against: Annotated[Path | None, typer.Option(metavar="PLAN")] = None

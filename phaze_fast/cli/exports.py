@@ -62,7 +62,7 @@ def _trace(plan: StoredPlan, name: str, output: Path | None, ranks: str | None) 
 
 
 @dataclass(frozen=True)
-class ExportOutput:  # options; the docstring is their heading in the help
+class ExportOutput:
     """Output."""
 
     to: str

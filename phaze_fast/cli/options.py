@@ -39,7 +39,7 @@ Folder = Annotated[Path | None, typer.Option(parser=folder, metavar="FOLDER")]
 
 
 @dataclass(frozen=True)
-class LongRun:  # options; the docstring is their heading in the help
+class LongRun:
     """Executor, limits and stored results."""
 
     threads: int | None = None
@@ -67,7 +67,7 @@ class LongRun:  # options; the docstring is their heading in the help
 
 
 @dataclass(frozen=True)
-class Trained:  # options; the docstring is their heading in the help
+class Trained:
     """What is trained."""
 
     lora: Annotated[str | None, typer.Option(metavar="rank=R,targets=...")] = None
@@ -128,7 +128,7 @@ def one_for_each(text: str, count: int, option: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Hardware:  # options; the docstring is their heading in the help
+class Hardware:
     """The cluster."""
 
     chip: Annotated[str, typer.Option(autocompletion=lambda: list(presets.chip_names()))]
@@ -185,7 +185,7 @@ class StoredPlan:
 
 
 @dataclass(frozen=True)
-class PlanProblem:  # options; the docstring is their heading in the help
+class PlanProblem:
     """The problem of the plan, where its file does not have it."""
 
     model: str | None = None

@@ -100,7 +100,7 @@ JsonPath = Annotated[Path | None, typer.Option("-o", "--output", callback=_json)
 
 
 @dataclass(frozen=True)
-class Output:  # options; the docstring is their heading in the help
+class Output:
     """Output."""
 
     as_json: Annotated[bool, typer.Option("--json")] = False
@@ -157,7 +157,7 @@ class Output:  # options; the docstring is their heading in the help
 
 
 @dataclass(frozen=True)
-class PageOutput(Output):  # options; the docstring is their heading in the help
+class PageOutput(Output):
     """Output."""
 
     report: ToPath = None
@@ -171,7 +171,7 @@ class PageOutput(Output):  # options; the docstring is their heading in the help
 
 
 @dataclass(frozen=True)
-class ChartsOutput(PageOutput):  # options; the docstring is their heading in the help
+class ChartsOutput(PageOutput):
     """Output."""
 
     report: Annotated[Path | None, typer.Option(callback=_charts)] = None
@@ -179,7 +179,7 @@ class ChartsOutput(PageOutput):  # options; the docstring is their heading in th
 
 
 @dataclass(frozen=True)
-class TableOutput(ChartsOutput):  # options; the docstring is their heading in the help
+class TableOutput(ChartsOutput):
     """Output."""
 
     parquet: ToPath = None

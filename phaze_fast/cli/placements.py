@@ -150,7 +150,7 @@ def _tables(form: _Form, answers: list[Answer], many: bool) -> list[RenderableTy
 
 
 @dataclass(frozen=True)
-class Placing:  # options; the docstring is their heading in the help
+class Placing:
     """How to place."""
 
     objective: str | None = None
@@ -188,7 +188,7 @@ def _choose(records: list[ProblemRecord], how: Placing) -> _Form:
 
 
 @dataclass(frozen=True)
-class PlacementOutput(Output):  # options; the docstring is their heading in the help
+class PlacementOutput(Output):
     """Output."""
 
     as_json: Annotated[bool, typer.Option("--json")] = False

@@ -212,7 +212,7 @@ def _document(plans: Plans, budget: BudgetAnswer | None, why_not: WhyNot | None)
 
 
 @dataclass(frozen=True)
-class Clusters:  # options; the docstring is their heading in the help
+class Clusters:
     """The cluster, or several to compare."""
 
     chip: Annotated[str, typer.Option(autocompletion=lambda: list(presets.chip_names()))]
@@ -326,7 +326,7 @@ def _with_progress(find: Callable[..., Plans]) -> tuple[Plans, bool]:
 
 
 @dataclass(frozen=True)
-class Listing:  # options; the docstring is their heading in the help
+class Listing:
     """What to list."""
 
     top: int = 10

@@ -94,7 +94,7 @@ def _spec(plan: Path | None, typed: dict[str, Any], model: Model, devices: int) 
 
 
 @dataclass(frozen=True)
-class PlanSource:  # options; the docstring is their heading in the help
+class PlanSource:
     """The plan."""
 
     plan: Path | None = None

@@ -32,7 +32,7 @@ def _data(schedule: LayerSchedule) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Scheduling:  # options; the docstring is their heading in the help
+class Scheduling:
     """How to schedule."""
 
     rule: str = "exclusive"

@@ -282,7 +282,7 @@ def _information_tables(information: Information) -> list[RenderableType]:
 
 
 @dataclass(frozen=True)
-class Chips:  # options; the docstring is their heading in the help
+class Chips:
     """Chips and cluster."""
 
     space: str = "published"
@@ -301,7 +301,7 @@ class Chips:  # options; the docstring is their heading in the help
 
 
 @dataclass(frozen=True)
-class Goal:  # options; the docstring is their heading in the help
+class Goal:
     """What to find."""
 
     objective: str = "time"
@@ -319,7 +319,7 @@ class Goal:  # options; the docstring is their heading in the help
 
 
 @dataclass(frozen=True)
-class Doubts:  # options; the docstring is their heading in the help
+class Doubts:
     """Baselines and uncertainty."""
 
     baselines: str = "tpuv4"
@@ -343,7 +343,7 @@ class Doubts:  # options; the docstring is their heading in the help
 
 
 @dataclass(frozen=True)
-class SearchRun(LongRun):  # options; the docstring is their heading in the help
+class SearchRun(LongRun):
     """Executor, limits and stored results."""
 
     time_limit_s: float = math.inf

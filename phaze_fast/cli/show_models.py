@@ -181,7 +181,7 @@ def _operator_tables(graph: LayerGraph, memory: list[dict[str, float]]) -> list[
 
 
 @dataclass(frozen=True)
-class Operators:  # options; the docstring is their heading in the help
+class Operators:
     """What to show."""
 
     operators: bool = False

@@ -117,7 +117,7 @@ def _calibrated(files: list[Path], chip: str, fabric: str, name: str) -> Calibra
 
 
 @dataclass(frozen=True)
-class Start:  # options; the docstring is their heading in the help
+class Start:
     """Starting point."""
 
     chip: str = ""
@@ -134,7 +134,7 @@ class Start:  # options; the docstring is their heading in the help
 
 
 @dataclass(frozen=True)
-class CalibrationOutput(Output):  # options; the docstring is their heading in the help
+class CalibrationOutput(Output):
     """Output."""
 
     to_file: JsonPath = None
@@ -270,7 +270,7 @@ def _paper_tables(reproduced: Reproduced) -> list[RenderableType]:
 
 
 @dataclass(frozen=True)
-class PaperOutput(Output):  # options; the docstring is their heading in the help
+class PaperOutput(Output):
     """Output."""
 
     models: str = ""

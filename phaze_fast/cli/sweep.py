@@ -35,7 +35,7 @@ def _rows(sweep_table: SweepTable) -> list[list[str]]:
 
 
 @dataclass(frozen=True)
-class Clusters:  # options; the docstring is their heading in the help
+class Clusters:
     """The clusters."""
 
     chip: str
@@ -56,7 +56,7 @@ class Clusters:  # options; the docstring is their heading in the help
 
 
 @dataclass(frozen=True)
-class SweepOutput(ChartsOutput):  # options; the docstring is their heading in the help
+class SweepOutput(ChartsOutput):
     """Output."""
 
     csv: ToPath = None

@@ -59,7 +59,7 @@ def _called(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Tracing:  # options; the docstring is their heading in the help
+class Tracing:
     """How to record the module."""
 
     name: str | None = None

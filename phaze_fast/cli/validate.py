@@ -158,7 +158,7 @@ def _collective_tables(validation: CollectiveValidation) -> list[RenderableType]
 
 
 @dataclass(frozen=True)
-class Measured:  # options; the docstring is their heading in the help
+class Measured:
     """What was measured."""
 
     chip: str | None = None

@@ -476,7 +476,7 @@ def _shown_progress(quiet: bool) -> Iterator[tuple[Callable[[str], None], Callab
 
 
 @dataclass(frozen=True)
-class Faults:  # options; the docstring is their heading in the help
+class Faults:
     """Faults."""
 
     faults: Path | None = None
@@ -601,7 +601,7 @@ class _Study:
 
 
 @dataclass(frozen=True)
-class Wafers:  # options; the docstring is their heading in the help
+class Wafers:
     """The wafers."""
 
     on: Annotated[list[str] | None, typer.Option("--wafer")] = None
@@ -612,7 +612,7 @@ class Wafers:  # options; the docstring is their heading in the help
 
 
 @dataclass(frozen=True)
-class WaferGoal:  # options; the docstring is their heading in the help
+class WaferGoal:
     """What to find."""
 
     compare: bool = False
@@ -627,7 +627,7 @@ class WaferGoal:  # options; the docstring is their heading in the help
 
 
 @dataclass(frozen=True)
-class WaferEffort:  # options; the docstring is their heading in the help
+class WaferEffort:
     """Effort of the search."""
 
     seeds: int = 4
