@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from phaze_fast.opgraph.builder import (
@@ -79,7 +80,7 @@ def _summed(
         return parts
     kernels = sums == "kernels"
     read, written = (2.0, 1.0) if kernels else (1.0, 0.0)
-    rows, moved = int(size) // ELEMENT_BYTES, more * size
+    rows, moved = math.trunc(size) // ELEMENT_BYTES, more * size
     operators.append(
         vector_spec(name + SUM, "residual", parts, rows, more, read * moved, written * moved)
     )

@@ -13,6 +13,7 @@ from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.models.graph_model import WIDE, OperatorKind
 from phaze_fast.opgraph.builder import OperatorSpec, Tensor
+from phaze_fast.opgraph.family import Each
 from phaze_fast.records import FrozenDict
 from phaze_fast.tables import Array, Brief
 
@@ -362,6 +363,24 @@ def loose(name: str, parts: Sequence[tuple[OperatorSpec, int]]) -> OpGraph:
     return OpGraph(name, ops, ("",) * at, np.zeros(at + 1, dtype=np.int32), nothing)
 
 
+def _records(rows: list[tuple[Any, ...]]) -> Array:
+    """Return operators as records; of a family, a row of them for each member."""
+    fields = _core.OPERATOR_DTYPE.names or ()
+    varied = [
+        (at, name, value)
+        for at, row in enumerate(rows)
+        for name, value in zip(fields, row, strict=True)
+        if isinstance(value, Each)
+    ]
+    if not varied:
+        return np.array(rows, dtype=_core.OPERATOR_DTYPE)
+    same = [tuple(0 if isinstance(value, Each) else value for value in row) for row in rows]
+    ops = np.tile(np.array(same, dtype=_core.OPERATOR_DTYPE), (len(varied[0][2]), 1))
+    for at, name, value in varied:
+        ops[name][:, at] = value
+    return ops
+
+
 def lay_out(
     name: str,
     specs: list[OperatorSpec],
@@ -369,7 +388,7 @@ def lay_out(
     in_order: bool = False,
     resident: bool = False,
 ) -> OpGraph:
-    """Return the operators as arrays, without the virtual ones."""
+    """Return the operators as arrays, without the virtual ones; of a family, for all members."""
     names: list[str] = []
     rows: list[tuple[Any, ...]] = []
     successors: list[list[int]] = []
@@ -385,7 +404,7 @@ def lay_out(
         names.append(spec.name)
         rows.append(figures(spec))
         successors.append([])
-    ops = np.array(rows, dtype=_core.OPERATOR_DTYPE)
+    ops = _records(rows)
     indptr = np.cumsum([0, *(len(s) for s in successors)]).astype(np.int32)
     indices = np.array([j for s in successors for j in s], dtype=np.int32)
     for array in (ops, indptr, indices):

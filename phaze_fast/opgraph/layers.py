@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
+from phaze_fast.caching import LruCache
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.models import GraphLayer, GraphModel, Model, TransformerModel, recognised
 from phaze_fast.opgraph.block import block_kinds, embedding_builder, head_builder, written_block
@@ -17,6 +19,7 @@ from phaze_fast.opgraph.builder import (
     Tensor,
     vector_spec,
 )
+from phaze_fast.opgraph.family import apart, split_where_unlike
 from phaze_fast.opgraph.gradients import backward_work_bytes, gradients
 from phaze_fast.opgraph.graph import OpGraph, lay_out
 from phaze_fast.opgraph.rewrites import (
@@ -28,7 +31,7 @@ from phaze_fast.opgraph.rewrites import (
     quantised_tensors,
     recomputed_in_groups,
 )
-from phaze_fast.opgraph.strategy import Strategy, reasons, shapes
+from phaze_fast.opgraph.strategy import Family, Strategy, reasons, shapes
 from phaze_fast.opgraph.traced import (
     DevicePeak,
     device_matrices,
@@ -36,6 +39,7 @@ from phaze_fast.opgraph.traced import (
     traced_passes,
     traced_peaks,
 )
+from phaze_fast.records import changed
 from phaze_fast.software import Precision
 from phaze_fast.tables import Brief
 
@@ -240,12 +244,34 @@ class LayerGraph(Brief):
         return all(b == a + 1 for a, b in self.edges)
 
 
-def _kinds_in_order(model: TransformerModel, strategy: Strategy) -> list[str]:
-    """Return the kind of every layer, in the order of execution."""
-    order = list(block_kinds(model, strategy.seq or model.seq))
+class _Chain(NamedTuple):
+    """The layers of a transformer in the order of execution."""
+
+    counts: dict[str, int]
+    """Layers of each kind."""
+    order: tuple[int, ...]
+    edges: tuple[tuple[int, int], ...]
+
+
+@lru_cache(maxsize=64)
+def _chain(model: TransformerModel, seq: int) -> _Chain:
+    """Return which layers follow one another."""
+    blocks = block_kinds(model, seq)
     if model.encoder_layers:
-        order = ["encoder-block"] * model.encoder_layers + ["decoder-block"] * model.layers
-    return ["embedding", *order, "head"]
+        blocks = ("encoder-block",) * model.encoder_layers + ("decoder-block",) * model.layers
+    kinds = ("embedding", *blocks, "head")
+    counts = Counter(kinds)
+    place = {kind: at for at, kind in enumerate(counts)}
+    edges = [(i, i + 1) for i in range(len(kinds) - 1)]
+    if model.encoder_layers:
+        last = model.encoder_layers  # position of the last encoder block, after the embedding
+        edges += [(last, last + j) for j in range(2, model.layers + 1)]
+    return _Chain(dict(counts), tuple(place[kind] for kind in kinds), tuple(sorted(edges)))
+
+
+def _is_routed(model: TransformerModel, kind: str) -> bool:
+    """Whether a kind of layer has routed experts."""
+    return kind.endswith("moe-block") or (kind == "head" and model.mtp_layers > 0)
 
 
 def _builder(model: TransformerModel, strategy: Strategy, kind: str) -> tuple[Share, LayerBuilder]:
@@ -270,18 +296,59 @@ def _builder(model: TransformerModel, strategy: Strategy, kind: str) -> tuple[Sh
     return share.of_products(builder.specs, adapted, _adapters(model, kind)), builder
 
 
-@lru_cache(maxsize=4096)
-def _transformer_layer(
+_LAYERS: LruCache[tuple[Any, ...], Layer] = LruCache(2**13)
+"""The latest layers of transformers."""
+_MOST = 2**54
+"""Elements of an array of a layer up to which bytes are exact as machine integers."""
+
+
+def _transformer_layers(
     model: TransformerModel,
-    strategy: Strategy,
+    strategies: Iterable[Strategy],
     kind: str,
     count: int,
     fusion: Fusion,
     precision: Precision | None,
-) -> Layer:
-    """Build a kind of layer of a transformer; the latest are cached."""
-    share, passes = _unfused(model, strategy, kind)
-    return _layer(model, kind, count, share, passes, strategy.tp, precision, fusion)
+) -> dict[Strategy, Layer]:
+    """Build a kind of layer of a transformer, of strategies with the same operators at once."""
+    found: dict[Strategy, Layer] = {}
+    alike: dict[tuple[Any, ...], list[Strategy]] = {}
+    for s in strategies:
+        known = _LAYERS.get((model, s, kind, count, fusion, precision))
+        if known is not None:
+            found[s] = known
+            continue
+        words = (s.cp_kind, s.dispatcher, s.sequence_parallel, s.seq)
+        tokens, moe = s.micro_batch * (s.seq or model.seq), model.moe
+        sent = 1 if moe is None else moe.experts * moe.top_k
+        widest = max((s.seq or model.seq) * model.heads, sent * model.hidden, model.vocab)
+        small = tokens * max(widest, model.ffn) <= _MOST
+        alike.setdefault(words if small else (s,), []).append(s)
+
+    def built(members: Sequence[Strategy]) -> list[Layer]:
+        family = Family.of(tuple(members))
+        share, passes = _unfused(model, family, kind)
+        layer = _layer(model, kind, count, share, passes, family.tp, precision, fusion)
+        return _members(layer, len(members))
+
+    for some in alike.values():
+        for s, layer in split_where_unlike(built, some):
+            found[s] = _LAYERS.put((model, s, kind, count, fusion, precision), layer)
+    return found
+
+
+def _members(layer: Layer, count: int) -> list[Layer]:
+    """Return the layers of the members of a family."""
+    if count == 1:
+        return [layer]
+    passes: dict[str, list[OpGraph]] = {}
+    for name in ("forward", "backward"):
+        graph = getattr(layer, name)
+        ops = list(graph.ops) if graph.ops.ndim > 1 else [graph.ops] * count
+        tensors = list(zip(*(apart(one, count) for one in graph.tensors), strict=True))
+        own = zip(ops, tensors or [()] * count, strict=True)
+        passes[name] = [changed(graph, ops=ops, tensors=kept) for ops, kept in own]
+    return apart(layer, count, **passes)
 
 
 @lru_cache(maxsize=64)
@@ -334,7 +401,7 @@ def _added(backward: list[OperatorSpec], parameters: int, moved: int) -> list[Op
     if not moved or not parameters:
         return []
     weight_gradients = [i for i, spec in enumerate(backward) if spec.kind == "gemm-weight-gradient"]
-    size = float(moved * parameters)
+    size = moved * parameters
     inputs = tuple(weight_gradients) or (len(backward) - 1,)
     name = "gradient-sums-w"  # in place; like a weight gradient it may be deferred
     return [vector_spec(name, "residual", inputs, parameters, 1, size * 2.0 / 3.0, size / 3.0)]
@@ -505,20 +572,14 @@ def layer_graph(
     if stays:
         built = "full"
     strategy = strategy.with_load(model)
-    kinds = _kinds_in_order(model, strategy)
-    layers = []
-    for kind in dict.fromkeys(kinds):
-        routed = kind.endswith("moe-block") or (kind == "head" and model.mtp_layers > 0)
-        own = _of_operators(strategy, routed)
-        layers.append(_transformer_layer(model, own, kind, kinds.count(kind), built, low))
+    chain = _chain(model, strategy.seq or model.seq)
+    layers = [
+        _transformer_layers(model, [own], kind, count, built, low)[own]
+        for kind, count in chain.counts.items()
+        for own in [_of_operators(strategy, _is_routed(model, kind))]
+    ]
     if stays:
         layers = _with_weights_on_chip(layers)
-    place = {layer.kind: at for at, layer in enumerate(layers)}
-    order = tuple(place[kind] for kind in kinds)
-    edges = [(i, i + 1) for i in range(len(order) - 1)]
-    if model.encoder_layers:
-        last = model.encoder_layers  # position of the last encoder block, after the embedding
-        edges += [(last, last + j) for j in range(2, model.layers + 1)]
     s = shapes(model, strategy)
     tied = (model.tied_embeddings and model.head in ("lm", "mlm")) or model.mtp_layers > 0
     copied = s.vocab * model.hidden if tied else 0
@@ -526,9 +587,28 @@ def layer_graph(
         model,
         strategy,
         tuple(layers),
-        order,
-        tuple(sorted(edges)),
+        chain.order,
+        chain.edges,
         message_bytes=float(ELEMENT_BYTES * s.split_rows * model.hidden),
         copied_parameters=copied,
         copied_frozen=copied if model.lora is not None else 0,
     )
+
+
+def build_layers(
+    model: Model,
+    strategies: Sequence[Strategy],
+    fusion: Fusion,
+    precision: Precision | None,
+) -> None:
+    """Build the layers that `layer_graph` takes for many strategies, which is quicker together."""
+    model = recognised(model) or model if isinstance(model, GraphModel) else model
+    if isinstance(model, GraphModel):
+        return
+    low = precision if precision is not None and precision.low else None
+    built = "full" if fusion == "full+weights" else fusion
+    loaded = [s.with_load(model) for s in strategies]
+    for kind, count in _chain(model, loaded[0].seq or model.seq).counts.items():
+        routed = _is_routed(model, kind)
+        own = dict.fromkeys(_of_operators(s, routed) for s in loaded)
+        _transformer_layers(model, own, kind, count, built, low)

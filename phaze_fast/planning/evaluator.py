@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -198,8 +198,7 @@ class PlanEvaluator:
         training, modes = self.training, self.training.recompute_modes
         runs = (training.software, training.precision, training.fusion)
         allowed = strategies(self.model, self.cluster, training, self._illegal)
-        parts = [fused_sizes(self.model, strategy, modes, *runs) for strategy in allowed]
-        return list(chain.from_iterable(parts))
+        return fused_sizes(self.model, allowed, modes, *runs)
 
     @property
     def has_all_layouts(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -28,6 +28,7 @@ from phaze_fast.opgraph import (
     LayerGraph,
     OpGraph,
     Strategy,
+    build_layers,
     context_code,
     forms,
     layer_graph,
@@ -355,24 +356,33 @@ def strategy_sizes(
 
 def fused_sizes(
     model: Model,
-    strategy: Strategy,
+    strategies: Iterable[Strategy],
     recompute: tuple[str, ...],
     software: Software,
     precision: Precision,
     fusion: Fusion,
 ) -> list[StrategySizes]:
-    """Size a model's layers under a strategy with each form of fusion that a search chooses from.
+    """Size a model's layers under strategies with each form of fusion that a search chooses from.
 
     Forms under which the layers have the same operators count once. Parameters are those of
     `strategy_sizes`.
     """
-    distinct: dict[tuple[float, ...], StrategySizes] = {}
-    for form in forms(fusion):
-        own = strategy_sizes(model, strategy, recompute, software, precision, form)
-        passes = [layer.backward for layer in own.graph.layers]
-        key = (*(len(one) for one in passes), *(one.weight_bytes for one in passes))
-        distinct.setdefault(key, own)
-    return list(distinct.values())
+    asked, found = list(strategies), list[StrategySizes]()
+    by_model: dict[Model, list[Strategy]] = {}
+    for strategy in asked:
+        by_model.setdefault(model_as_run(model, software, strategy.tp), []).append(strategy)
+    for as_run, some in by_model.items():
+        for form in forms(fusion):
+            build_layers(as_run, some, form, precision)
+    for strategy in asked:
+        distinct: dict[tuple[float, ...], StrategySizes] = {}
+        for form in forms(fusion):
+            own = strategy_sizes(model, strategy, recompute, software, precision, form)
+            passes = [layer.backward for layer in own.graph.layers]
+            key = (*(len(one) for one in passes), *(one.weight_bytes for one in passes))
+            distinct.setdefault(key, own)
+        found += distinct.values()
+    return found
 
 
 @lru_cache(maxsize=64)
