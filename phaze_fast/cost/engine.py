@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate, chain, repeat
 from typing import NamedTuple, cast
 
@@ -92,8 +92,9 @@ class Costs(Brief):
     _shared_experts: bool = False
     """Groups whose collectives run while other passes of the same layer compute."""
 
+    @cached_property
     def alike(self) -> list[Array]:
-        """List the graphs by position, those together that have the same operators on one chip.
+        """The graphs by position, those together that have the same operators on one chip.
 
         These differ in sizes alone. On several chips, each graph is alone.
         """

@@ -344,7 +344,7 @@ def schedule_layers(
     cores = np.ascontiguousarray(costs.cores)
     count = len(costs.graphs)
     found: list[tuple[Array, ...]] = [()] * count
-    for at in costs.alike():
+    for at in costs.alike:
         one, every = costs.one_core_s(at), costs.time_s(at)
         enough = None if enough_s is None else enough_s[at].reshape(-1)
         problem = _Problem(costs.graphs[at[0]], one, every, np.tile(cores, (len(at), 1)))
