@@ -161,7 +161,7 @@ class OpGraph(Brief):
         )
 
     @cached_property
-    def _needed(self) -> frozenset[str]:
+    def needed(self) -> frozenset[str]:
         """Names of the operators that lead to a tensor which the backward pass reads."""
         wanted = {tensor.producer for tensor in self.tensors}
         needed = [name in wanted for name in self.names]
@@ -171,7 +171,7 @@ class OpGraph(Brief):
         return frozenset(name for name, is_so in zip(self.names, needed, strict=True) if is_so)
 
     @cached_property
-    def _casts(self) -> tuple[tuple[str, frozenset[str]], ...]:
+    def casts(self) -> tuple[tuple[str, frozenset[str]], ...]:
         """Map each cast to the operators whose recomputation repeats the cast."""
         casts: list[tuple[str, frozenset[str]]] = []
         for i, name in enumerate(self.names):
@@ -198,11 +198,11 @@ class OpGraph(Brief):
         if recompute == "full":
             return frozenset(self.names)
         if recompute == "needed":
-            return self._needed
+            return self.needed
         if recompute == "selective":
             return frozenset(self.names) & SELECTIVE
         if isinstance(recompute, str):
-            return _in_sets(self.names, recompute, self._casts)
+            return _in_sets(self.names, recompute, self.casts)
         chosen = frozenset(recompute)
         for name in sorted(chosen - frozenset(self.names)):
             raise InvalidInputError(f"recompute: {name!r} is unknown; {nearest(name, self.names)}")
@@ -363,21 +363,26 @@ def loose(name: str, parts: Sequence[tuple[OperatorSpec, int]]) -> OpGraph:
     return OpGraph(name, ops, ("",) * at, np.zeros(at + 1, dtype=np.int32), nothing)
 
 
+_NUMBERS = slice(2, 10)
+"""Where `figures` has what depends on sizes."""
+
+
 def _records(rows: list[tuple[Any, ...]]) -> Array:
     """Return operators as records; of a family, a row of them for each member."""
-    fields = _core.OPERATOR_DTYPE.names or ()
+    fields = (_core.OPERATOR_DTYPE.names or ())[_NUMBERS]
     varied = [
         (at, name, value)
         for at, row in enumerate(rows)
-        for name, value in zip(fields, row, strict=True)
-        if isinstance(value, Each)
+        for name, value in zip(fields, row[_NUMBERS], strict=True)
+        if type(value) is Each
     ]
     if not varied:
         return np.array(rows, dtype=_core.OPERATOR_DTYPE)
-    same = [tuple(0 if isinstance(value, Each) else value for value in row) for row in rows]
+    same = [(*row[:2], *(0,) * len(fields), *row[10:]) for row in rows]
     ops = np.tile(np.array(same, dtype=_core.OPERATOR_DTYPE), (len(varied[0][2]), 1))
-    for at, name, value in varied:
-        ops[name][:, at] = value
+    for at, row in enumerate(rows):
+        for name, value in zip(fields, row[_NUMBERS], strict=True):
+            ops[name][:, at] = value
     return ops
 
 

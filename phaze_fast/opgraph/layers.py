@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
-from phaze_fast.caching import LruCache
+from phaze_fast.caching import LruCache, as_one
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.models import GraphLayer, GraphModel, Model, TransformerModel, recognised
 from phaze_fast.opgraph.block import block_kinds, embedding_builder, head_builder, written_block
@@ -313,17 +313,20 @@ def _transformer_layers(
     """Build a kind of layer of a transformer, of strategies with the same operators at once."""
     found: dict[Strategy, Layer] = {}
     alike: dict[tuple[Any, ...], list[Strategy]] = {}
+    query, moe = as_one(model, kind, count, fusion, precision), model.moe
     for s in strategies:
-        known = _LAYERS.get((model, s, kind, count, fusion, precision))
+        known = _LAYERS.get((query, s))
         if known is not None:
             found[s] = known
             continue
-        words = (s.cp_kind, s.dispatcher, s.sequence_parallel, s.seq)
-        tokens, moe = s.micro_batch * (s.seq or model.seq), model.moe
+        tokens, seq = s.micro_batch * (s.seq or model.seq), s.seq or model.seq
         sent = 1 if moe is None else moe.experts * moe.top_k
-        widest = max((s.seq or model.seq) * model.heads, sent * model.hidden, model.vocab)
-        small = tokens * max(widest, model.ffn) <= _MOST
-        alike.setdefault(words if small else (s,), []).append(s)
+        small = (
+            tokens * max(seq * model.heads, sent * model.hidden, model.vocab, model.ffn) <= _MOST
+        )
+        shape = (s.cp_kind, s.dispatcher, s.sequence_parallel, s.seq, s.cp > 1, s.expert_width > 1)
+        shared = (s.ep > 1, moe is not None and moe.experts > s.ep)
+        alike.setdefault((*shape, *shared) if small else (s,), []).append(s)
 
     def built(members: Sequence[Strategy]) -> list[Layer]:
         family = Family.of(tuple(members))
@@ -333,7 +336,7 @@ def _transformer_layers(
 
     for some in alike.values():
         for s, layer in split_where_unlike(built, some):
-            found[s] = _LAYERS.put((model, s, kind, count, fusion, precision), layer)
+            found[s] = _LAYERS.put((query, s), layer)
     return found
 
 
@@ -360,20 +363,26 @@ def _unfused(
     return share, _passes(builder, model, share)
 
 
-@lru_cache(maxsize=4096)
-def _of_operators(strategy: Strategy, routed: bool) -> Strategy:
+def _of_operators(strategies: Iterable[Strategy], routed: bool) -> list[Strategy]:
     """Return what the operators of a layer depend on, so that strategies share its graphs.
 
     That is everything but the overlap of exchanges and the optimiser, and nothing about experts
     unless it has some.
     """
-    changes: dict[str, Any] = {"expert_overlap": 0.0, "overlap_experts": False}
-    changes["offload_optimizer"] = False
-    if not routed:
-        own_width = strategy.expert_width != strategy.tp  # then `tp` may not divide experts
-        changes |= {"ep": 1, "etp": 1 if own_width else None, "expert_imbalance": 1.0}
-        changes["dispatcher"] = "all-to-all"
-    return strategy.model_copy(update=changes)
+    found: list[Strategy] = []
+    known: dict[tuple[Any, ...], Strategy] = {}
+    for strategy in strategies:
+        changes: dict[str, Any] = {"expert_overlap": 0.0, "overlap_experts": False}
+        changes["offload_optimizer"] = False
+        if not routed:
+            own_width = strategy.expert_width != strategy.tp  # then `tp` may not divide experts
+            changes |= {"ep": 1, "etp": 1 if own_width else None, "expert_imbalance": 1.0}
+            changes["dispatcher"] = "all-to-all"
+        key = tuple({**vars(strategy), **changes}.values())
+        if key not in known:
+            known[key] = strategy.model_copy(update=changes)
+        found.append(known[key])
+    return found
 
 
 def _tables(model: TransformerModel, strategy: Strategy) -> tuple[tuple[int, int, int], ...]:
@@ -551,7 +560,16 @@ def layer_graph(
     >>> [(layer.kind, layer.count) for layer in graph.layers]
     [('embedding', 1), ('block', 96), ('head', 1)]
     """
-    strategy = Strategy() if strategy is None else strategy
+    return layer_graphs(model, [Strategy() if strategy is None else strategy], fusion, precision)[0]
+
+
+def layer_graphs(
+    model: Model,
+    strategies: Sequence[Strategy],
+    fusion: Fusion,
+    precision: Precision | None,
+) -> list[LayerGraph]:
+    """Build `layer_graph` for strategies with one sequence length, which is quicker together."""
     low = precision if precision is not None and precision.low else None
     if isinstance(model, GraphModel):
         model = recognised(model) or model
@@ -560,7 +578,7 @@ def layer_graph(
             raise InvalidInputError(
                 f"fusion: {fusion} is not accepted for a traced model; expected none"
             )
-        return _traced_graph(model, strategy, low)
+        return [_traced_graph(model, strategy, low) for strategy in strategies]
     if low is not None and model.lora is not None and model.lora.bits == 4:
         raise InvalidInputError(f"precision: {low.name} is not accepted with weights of 4 bits")
     if fusion == ANY_FORM:
@@ -568,47 +586,30 @@ def layer_graph(
             f"fusion: {fusion} is not accepted for one plan; expected one of "
             f"{', '.join(forms(fusion))}"
         )
-    stays, built = fusion == "full+weights", fusion
-    if stays:
-        built = "full"
-    strategy = strategy.with_load(model)
-    chain = _chain(model, strategy.seq or model.seq)
-    layers = [
-        _transformer_layers(model, [own], kind, count, built, low)[own]
-        for kind, count in chain.counts.items()
-        for own in [_of_operators(strategy, _is_routed(model, kind))]
-    ]
-    if stays:
-        layers = _with_weights_on_chip(layers)
-    s = shapes(model, strategy)
+    loaded = [strategy.with_load(model) for strategy in strategies]
+    chain = _chain(model, loaded[0].seq or model.seq)
+    built: Fusion = "full" if fusion == "full+weights" else fusion
+    own = {routed: _of_operators(loaded, routed) for routed in (False, True)}
+    columns = []
+    for kind, count in chain.counts.items():
+        asked = own[_is_routed(model, kind)]
+        found = _transformer_layers(model, dict.fromkeys(asked), kind, count, built, low)
+        columns.append([found[s] for s in asked])
     tied = (model.tied_embeddings and model.head in ("lm", "mlm")) or model.mtp_layers > 0
-    copied = s.vocab * model.hidden if tied else 0
-    return LayerGraph(
-        model,
-        strategy,
-        tuple(layers),
-        chain.order,
-        chain.edges,
-        message_bytes=float(ELEMENT_BYTES * s.split_rows * model.hidden),
-        copied_parameters=copied,
-        copied_frozen=copied if model.lora is not None else 0,
-    )
-
-
-def build_layers(
-    model: Model,
-    strategies: Sequence[Strategy],
-    fusion: Fusion,
-    precision: Precision | None,
-) -> None:
-    """Build the layers that `layer_graph` takes for many strategies, which is quicker together."""
-    model = recognised(model) or model if isinstance(model, GraphModel) else model
-    if isinstance(model, GraphModel):
-        return
-    low = precision if precision is not None and precision.low else None
-    built = "full" if fusion == "full+weights" else fusion
-    loaded = [s.with_load(model) for s in strategies]
-    for kind, count in _chain(model, loaded[0].seq or model.seq).counts.items():
-        routed = _is_routed(model, kind)
-        own = dict.fromkeys(_of_operators(s, routed) for s in loaded)
-        _transformer_layers(model, own, kind, count, built, low)
+    graphs = []
+    for strategy, *layers in zip(loaded, *columns, strict=True):
+        s = shapes(model, strategy)
+        copied = s.vocab * model.hidden if tied else 0
+        graphs.append(
+            LayerGraph(
+                model,
+                strategy,
+                tuple(_with_weights_on_chip(layers) if fusion == "full+weights" else layers),
+                chain.order,
+                chain.edges,
+                message_bytes=float(ELEMENT_BYTES * s.split_rows * model.hidden),
+                copied_parameters=copied,
+                copied_frozen=copied if model.lora is not None else 0,
+            )
+        )
+    return graphs

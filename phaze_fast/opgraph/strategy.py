@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, ClassVar, Literal
 
@@ -384,7 +384,8 @@ def shapes(model: TransformerModel, strategy: Strategy) -> Shapes:
         Where the strategy breaks a rule; the message gives the first reason.
     """
     if isinstance(strategy, Family):
-        columns = zip(*(astuple(shapes(model, own)) for own in strategy.members), strict=True)
+        sizes = (vars(shapes(model, own)).values() for own in strategy.members)
+        columns = zip(*sizes, strict=True)
         return Shapes(*map(together, columns))
     broken = reasons(model, strategy)
     if broken:

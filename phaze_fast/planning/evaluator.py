@@ -197,7 +197,7 @@ class PlanEvaluator:
     def _strategies_allowed(self) -> list[StrategySizes]:
         training, modes = self.training, self.training.recompute_modes
         runs = (training.software, training.precision, training.fusion)
-        allowed = strategies(self.model, self.cluster, training, self._illegal)
+        allowed = list(strategies(self.model, self.cluster, training, self._illegal))
         return fused_sizes(self.model, allowed, modes, *runs)
 
     @property

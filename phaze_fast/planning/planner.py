@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from phaze_fast.caching import nothing_collected
 from phaze_fast.errors import InfeasibleError, InvalidInputError, InvalidTypeError, UndecidedError
 from phaze_fast.hardware import Cluster
 from phaze_fast.models import Model
@@ -251,6 +252,7 @@ def with_headroom(training: Training, cluster: Cluster, headroom: float | str) -
     return training.replace(reserved_bytes=training.reserved_bytes + round(kept))
 
 
+@nothing_collected()
 def plan(
     model: Model | str,
     cluster: Cluster,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any, cast
 
 import numpy as np
 
 from phaze_fast import _core
+from phaze_fast.caching import LruCache, as_one
 from phaze_fast.hardware import energy_table_of
 from phaze_fast.memory import (
     Optimizer,
@@ -28,10 +30,9 @@ from phaze_fast.opgraph import (
     LayerGraph,
     OpGraph,
     Strategy,
-    build_layers,
     context_code,
     forms,
-    layer_graph,
+    layer_graphs,
     reasons,
 )
 from phaze_fast.records import FrozenDict
@@ -182,12 +183,22 @@ class StrategySizes:
         return sum(layer.count for layer in self.graph.layers if layer.kind not in BOUNDARY_KINDS)
 
 
+_VARIANTS: LruCache[tuple[Any, ...], tuple[tuple[str, ...], Mapping[str, int]]] = LruCache(256)
+"""The latest variants by what they depend on, which few strategies differ in."""
+
+
 def _distinct_variants(
-    graph: LayerGraph, recompute: Sequence[str]
-) -> tuple[tuple[str, ...], dict[str, int]]:
+    graph: LayerGraph, recompute: tuple[str, ...]
+) -> tuple[tuple[str, ...], Mapping[str, int]]:
     """Merge modes that recompute the same operators into variants; map each mode to its variant."""
-    first: dict[tuple[bool, tuple[frozenset[str], ...]], str] = {}
     blocks = [layer.forward for layer in graph.layers if layer.kind not in BOUNDARY_KINDS]
+    needed = "needed" in recompute
+    parts = ((block.names, block.casts, needed and block.needed) for block in blocks)
+    key = (recompute, *parts)
+    known = _VARIANTS.get(key)
+    if known is not None:
+        return known
+    first: dict[tuple[bool, tuple[frozenset[str], ...]], str] = {}
     same = {
         mode: first.setdefault(
             (OFFLOAD in mode.split("+"), tuple(block.recomputed(mode) for block in blocks)), mode
@@ -195,7 +206,8 @@ def _distinct_variants(
         for mode in recompute
     }
     variants = tuple(first.values())
-    return variants, {mode: variants.index(name) for mode, name in same.items()}
+    variant_of = FrozenDict({mode: variants.index(name) for mode, name in same.items()})
+    return _VARIANTS.put(key, (variants, variant_of))
 
 
 def _sent_bytes(graph: OpGraph, ranks: dict[int, int]) -> float:
@@ -290,8 +302,25 @@ def _strategy_record(
     return record
 
 
-_layer_graph = lru_cache(maxsize=4096)(layer_graph)
+_GRAPHS: LruCache[tuple[Any, ...], LayerGraph] = LruCache(4096)
 """Graphs of strategies; those that differ in what they recompute alone share one."""
+_SIZES: LruCache[tuple[Any, ...], StrategySizes] = LruCache(512)
+"""The latest sizes of strategies."""
+
+
+def _layer_graphs(
+    model: Model, strategies: Sequence[Strategy], fusion: Fusion, precision: Precision
+) -> list[LayerGraph]:
+    """Return the graphs of strategies from the cache, or build those that it has not."""
+    query = as_one(model, fusion, precision)
+    keys = [(query, strategy) for strategy in strategies]
+    found = [_GRAPHS.get(key) for key in keys]
+    new = [at for at, graph in enumerate(found) if graph is None]
+    if new:
+        built = layer_graphs(model, [strategies[at] for at in new], fusion, precision)
+        for at, graph in zip(new, built, strict=True):
+            found[at] = _GRAPHS.put(keys[at], graph)
+    return cast(list[LayerGraph], found)
 
 
 def strategy_faults(model: Model, strategy: Strategy, software: Software) -> list[str]:
@@ -310,7 +339,6 @@ def strategy_faults(model: Model, strategy: Strategy, software: Software) -> lis
     return reasons(model_as_run(model, software, strategy.tp), strategy)
 
 
-@lru_cache(maxsize=512)
 def strategy_sizes(
     model: Model,
     strategy: Strategy,
@@ -335,28 +363,58 @@ def strategy_sizes(
         Which operators are fused; see `phaze_fast.opgraph.layer_graph`.
     """
     used = load_software(DEFAULT) if software is None else software
-    model = model_as_run(model, used, strategy.tp)
     formats = load_precision(BF16) if precision is None else precision
-    graph = _layer_graph(model, strategy, fusion, formats)
-    shares = strategy
-    if used.split_storage and strategy.tp > 1 and not strategy.sequence_parallel:
-        split = strategy.replace(sequence_parallel=True)
-        shares = strategy if reasons(model, split) else split  # odd rows count as whole
-    variants, variant_of = _distinct_variants(graph, recompute)
-    return StrategySizes(
-        graph=graph,
-        software=used,
-        precision=formats,
-        fusion=fusion,
-        variants=variants,
-        variant_of=FrozenDict(variant_of),
-        stored=graph if shares is strategy else _layer_graph(model, shares, fusion, formats),
-    )
+    return _sizes(model, [strategy], recompute, used, formats, fusion)[0]
+
+
+def _sizes(
+    model: Model,
+    strategies: Sequence[Strategy],
+    recompute: tuple[str, ...],
+    software: Software,
+    precision: Precision,
+    fusion: Fusion,
+) -> list[StrategySizes]:
+    """Size a model's layers under strategies that have one sequence length."""
+    query = as_one(model, recompute, software, precision, fusion)
+    keys = [(query, strategy) for strategy in strategies]
+    found = [_SIZES.get(key) for key in keys]
+    by_model: dict[Model, list[int]] = {}
+    as_run = {tp: model_as_run(model, software, tp) for tp in {s.tp for s in strategies}}
+    for at, known in enumerate(found):
+        if known is None:
+            by_model.setdefault(as_run[strategies[at].tp], []).append(at)
+    for run, new in by_model.items():
+        graphs = _layer_graphs(run, [strategies[at] for at in new], fusion, precision)
+        shares = [_with_storage_split(run, strategies[at], software) for at in new]
+        split = [own for own in shares if own is not None]
+        stored = iter(_layer_graphs(run, split, fusion, precision))
+        for at, graph, own in zip(new, graphs, shares, strict=True):
+            found[at] = _SIZES.put(
+                keys[at],
+                StrategySizes(
+                    graph,
+                    software,
+                    precision,
+                    fusion,
+                    *_distinct_variants(graph, recompute),
+                    graph if own is None else next(stored),
+                ),
+            )
+    return cast(list[StrategySizes], found)
+
+
+def _with_storage_split(model: Model, strategy: Strategy, software: Software) -> Strategy | None:
+    """Return the strategy whose stored bytes count, if the software splits them otherwise."""
+    if not software.split_storage or strategy.tp == 1 or strategy.sequence_parallel:
+        return None
+    split = strategy.replace(sequence_parallel=True)
+    return None if reasons(model, split) else split  # odd rows count as whole
 
 
 def fused_sizes(
     model: Model,
-    strategies: Iterable[Strategy],
+    strategies: Sequence[Strategy],
     recompute: tuple[str, ...],
     software: Software,
     precision: Precision,
@@ -367,17 +425,12 @@ def fused_sizes(
     Forms under which the layers have the same operators count once. Parameters are those of
     `strategy_sizes`.
     """
-    asked, found = list(strategies), list[StrategySizes]()
-    by_model: dict[Model, list[Strategy]] = {}
-    for strategy in asked:
-        by_model.setdefault(model_as_run(model, software, strategy.tp), []).append(strategy)
-    for as_run, some in by_model.items():
-        for form in forms(fusion):
-            build_layers(as_run, some, form, precision)
-    for strategy in asked:
+    runs = (recompute, software, precision)
+    columns = [_sizes(model, strategies, *runs, form) for form in forms(fusion)]
+    found: list[StrategySizes] = []
+    for every in zip(*columns, strict=True):
         distinct: dict[tuple[float, ...], StrategySizes] = {}
-        for form in forms(fusion):
-            own = strategy_sizes(model, strategy, recompute, software, precision, form)
+        for own in every:
             passes = [layer.backward for layer in own.graph.layers]
             key = (*(len(one) for one in passes), *(one.weight_bytes for one in passes))
             distinct.setdefault(key, own)
