@@ -111,7 +111,7 @@ class OpGraph(Brief):
     """Weights of all layers of the device where they stay on chip as well; 0: they do not."""
 
     def __len__(self) -> int:
-        return len(self.ops)
+        return len(self.names)
 
     @cached_property
     def products(self) -> Array:

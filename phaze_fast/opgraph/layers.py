@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from phaze_fast.caching import LruCache, as_one
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.models import GraphLayer, GraphModel, Model, TransformerModel, recognised
@@ -187,7 +189,7 @@ class Layer(Share):
         """Peak memory of its backward pass in bytes, beyond the tensors its forward pass stored."""
         if self.peaks:
             return self.peak(resident_gradients=True).bytes - self.forward.stashed_bytes()
-        return backward_work_bytes(self.forward, self.backward)
+        return float(backward_work_bytes(self.forward, self.backward))
 
     def peak(self, resident_gradients: bool) -> DevicePeak:
         """Return the largest peak; without gradients of its parameters if these are resident."""
@@ -351,7 +353,11 @@ def _members(layer: Layer, count: int) -> list[Layer]:
         tensors = list(zip(*(apart(one, count) for one in graph.tensors), strict=True))
         own = zip(ops, tensors or [()] * count, strict=True)
         passes[name] = [changed(graph, ops=ops, tensors=kept) for ops, kept in own]
-    return apart(layer, count, **passes)
+    made = apart(layer, count, **passes)
+    work_bytes = np.broadcast_to(backward_work_bytes(layer.forward, layer.backward), count)
+    for one, size in zip(made, work_bytes.tolist(), strict=True):
+        vars(one)["work_bytes"] = size
+    return made
 
 
 @lru_cache(maxsize=64)

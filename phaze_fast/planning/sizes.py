@@ -240,15 +240,33 @@ def _table_bytes(graph: LayerGraph) -> float:
     return float(products["write_bytes"].max(initial=0.0))
 
 
+_Stored = tuple[float, list[float], list[float]]
+_STORED: LruCache[tuple[Any, ...], tuple[Layer, _Stored]] = LruCache(4096)
+"""Of the latest layers, by identity, which strategies share."""
+
+
+def _stored_bytes(layer: Layer, variants: tuple[str, ...], resident: bool) -> _Stored:
+    """Return the stored bytes of a layer: all, by variant, and at its peak by variant."""
+    key = id(layer), variants, resident
+    known = _STORED.get(key)
+    if known is None:  # the entry refers to the layer, so that its id is not reused
+        end = layer.kind in BOUNDARY_KINDS
+        modes = ("none",) * len(variants) if end else variants
+        stashed = [float(layer.forward.stashed_bytes(mode)) for mode in modes]
+        live = [layer.live_bytes(mode, resident) for mode in modes]
+        known = _STORED.put(key, (layer, (layer.forward.stashed_bytes(), stashed, live)))
+    return known[1]
+
+
 def _kind_records(
-    graph: LayerGraph, stored: LayerGraph, variants: Sequence[str], software: Software
+    graph: LayerGraph, stored: LayerGraph, variants: tuple[str, ...], software: Software
 ) -> Array:
     kinds: Array = np.zeros(len(graph.layers), dtype=_core.LAYER_KIND_DTYPE)
     by_layer = all(layer.peaks for layer in graph.layers)
     resident = software.resident_gradients
     for record, layer, kept in zip(kinds, graph.layers, stored.layers, strict=True):
         end, head = layer.kind in BOUNDARY_KINDS, layer.kind == "head"
-        whole = kept.forward.stashed_bytes()
+        whole, stashed, live = _stored_bytes(kept, variants, resident)
         record["parameters"] = layer.device_parameters
         record["expert_parameters"] = layer.expert_parameters
         record["frozen_parameters"] = layer.frozen_parameters
@@ -268,11 +286,10 @@ def _kind_records(
             record["slice_s"] = software.slice_host_s * matrices
         if software.stage_division == "work" or (software.stage_division == "blocks" and not end):
             record["stage_work"] = layer.forward.flops
-        for v, mode in enumerate(variants):
-            stash_bytes = whole if end else kept.forward.stashed_bytes(mode)
-            record["stash_bytes"][v] = 0.0 if head else stash_bytes
-            if not (head or (end and not by_layer)):
-                record["live_bytes"][v] = kept.live_bytes("none" if end else mode, resident)
+        many = len(variants)
+        record["stash_bytes"][:many] = 0.0 if head else stashed
+        if not (head or (end and not by_layer)):
+            record["live_bytes"][:many] = live
     return kinds
 
 

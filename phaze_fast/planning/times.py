@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from phaze_fast.caching import LruCache
+from phaze_fast.caching import LruCache, as_one
 from phaze_fast.cost import Costs, estimate_costs
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import (
@@ -795,6 +795,41 @@ def _spread(rows: Array, at: Sequence[int], count: int) -> Array:
     return spread
 
 
+_ROOTS: LruCache[tuple[object, ...], tuple[Layer, list[float], list[bool]]] = LruCache(2**13)
+"""Bounds of both passes of the latest layers, by identity, and whether they are proven times."""
+
+
+def _roots(
+    sizes: Sequence[StrategySizes], costs: Costs, cluster: Cluster, threads: int
+) -> tuple[Array, Array]:
+    """Bound the layers of strategies from below by the roots of their branch-and-bound trees.
+
+    Returns
+    -------
+    tuple
+        Seconds, and whether a schedule takes no longer, shape (graphs, 1).
+    """
+    first, places = sizes[0], layer_places(sizes)
+    layers = {id(layer): layer for s in sizes for layer in s.graph.layers}
+    hidden = (first.strategy.expert_overlap, first.strategy.overlap_experts)
+    query = as_one(cluster, first.software, *hidden)
+    known = {key: _ROOTS.get((query, key)) for key in places}
+    if not all(known.values()):
+        roots = schedule_layers(costs, max_nodes=1, threads=threads)
+        bounds_s, proven = roots.bound_s[:, 0].tolist(), roots.proven[:, 0].tolist()
+        for (
+            key,
+            at,
+        ) in places.items():  # the entry refers to the layer, so that its id is not reused
+            entry = layers[key], bounds_s[at : at + 2], proven[at : at + 2]
+            known[key] = _ROOTS.put((query, key), entry)
+    entries = [entry for entry in known.values() if entry is not None]
+    bounds = [bound_s for _, both_s, _ in entries for bound_s in both_s]
+    return np.array(bounds)[:, None], np.array([one for *_, both in entries for one in both])[
+        :, None
+    ]
+
+
 @lru_cache(maxsize=16)
 def least_work_s(sizes: tuple[StrategySizes, ...], cluster: Cluster, threads: int = 1) -> Array:
     """Bound the seconds of a micro-batch through all layers, both passes, from below by strategy.
@@ -804,7 +839,7 @@ def least_work_s(sizes: tuple[StrategySizes, ...], cluster: Cluster, threads: in
     """
     found: dict[StrategySizes, float] = {}
     for some, costs, _ in priced(sizes, cluster, found, threads):
-        bounds_s = schedule_layers(costs, max_nodes=1, threads=threads).bound_s[:, 0].tolist()
+        bounds_s = _roots(some, costs, cluster, threads)[0][:, 0].tolist()
         places, passes_s = layer_places(some), dict[int, tuple[float, float]]()
         for s in some:
             found[s] = 0.0
@@ -849,8 +884,7 @@ class LazyTimes:
         self.sizes, self._on = sizes, (cluster, optimizer, cache, threads)
         known = _known_bounds(cluster)
         for some, costs, rate in priced([sizes[s] for s in used], cluster, known, threads):
-            roots = schedule_layers(costs, max_nodes=1, threads=threads)
-            rows = _of_layers(some, costs, rate, roots.bound_s, roots.proven)
+            rows = _of_layers(some, costs, rate, *_roots(some, costs, cluster, threads))
             known.update(zip(some, rows, strict=True))
         bounds = KindTimes.concatenated([known[sizes[s]] for s in used])
         bounds = _streaming([sizes[s] for s in used], bounds, cluster, optimizer, bounds=True)
