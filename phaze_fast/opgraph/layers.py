@@ -300,8 +300,15 @@ def _builder(model: TransformerModel, strategy: Strategy, kind: str) -> tuple[Sh
 
 _LAYERS: LruCache[tuple[Any, ...], Layer] = LruCache(2**13)
 """The latest layers of transformers."""
-_MOST = 2**54
-"""Elements of an array of a layer up to which bytes are exact as machine integers."""
+
+
+def _is_exact(model: TransformerModel, strategy: Strategy) -> bool:
+    """Whether machine integers hold the bytes of a layer's arrays."""
+    seq, moe = strategy.seq or model.seq, model.moe
+    wide = [seq * model.heads, model.vocab, model.ffn, model.query_width]
+    if moe is not None:
+        wide.append(moe.experts * max(moe.top_k * model.hidden, moe.expert_ffn))
+    return (strategy.micro_batch * seq + model.hidden) * max(wide) <= 2**54
 
 
 def _transformer_layers(
@@ -321,14 +328,10 @@ def _transformer_layers(
         if known is not None:
             found[s] = known
             continue
-        tokens, seq = s.micro_batch * (s.seq or model.seq), s.seq or model.seq
-        sent = 1 if moe is None else moe.experts * moe.top_k
-        small = (
-            tokens * max(seq * model.heads, sent * model.hidden, model.vocab, model.ffn) <= _MOST
-        )
         shape = (s.cp_kind, s.dispatcher, s.sequence_parallel, s.seq, s.cp > 1, s.expert_width > 1)
         shared = (s.ep > 1, moe is not None and moe.experts > s.ep)
-        alike.setdefault((*shape, *shared) if small else (s,), []).append(s)
+        key = (*shape, *shared) if _is_exact(model, s) else (s,)
+        alike.setdefault(key, []).append(s)
 
     def built(members: Sequence[Strategy]) -> list[Layer]:
         family = Family.of(tuple(members))

@@ -7,7 +7,7 @@ baselines all use it, so that they all report the same figures of a plan.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -189,7 +189,7 @@ class PlanEvaluator:
         """
         kept = np.flatnonzero(self.work_bounds_s(work_s) <= most_s)
         some = self if len(kept) == len(self) else self._with([self.sizes[s] for s in kept], None)
-        wanted = [bounds_s <= most_s for bounds_s in self.layout_work_bounds_s(work_s, kept)]
+        wanted = [bounds_s <= most_s for bounds_s in self._layouts_work_s(work_s, kept)]
         left_out = sum(len(mine) - int(mine.sum()) for mine in wanted)
         if not left_out:
             return some
@@ -458,15 +458,17 @@ class PlanEvaluator:
         bounds_s: Array = rounds * share * work_s * _ROUNDED_DOWN
         return bounds_s
 
-    def layout_work_bounds_s(self, work_s: Array, strategies: Array) -> list[Array]:
-        """Bound the plans of all layouts of some strategies the same way.
+    def layout_work_bounds_s(self, work_s: Array, strategies: Array | None = None) -> Array:
+        """Bound the plans of each layout the same way: by an equal share for each of its stages.
 
-        The bound is an equal share for each of a layout's stages.
+        The layouts are all those of some strategies, by default of every one.
         """
-        return [
-            self._grid(self.sizes[s]).shares * work_s[s] * _ROUNDED_DOWN
-            for s in strategies.tolist()
-        ]
+        some = np.arange(len(self)) if strategies is None else strategies
+        return np.concatenate([np.zeros(0), *self._layouts_work_s(work_s, some)])
+
+    def _layouts_work_s(self, work_s: Array, strategies: Array) -> Iterator[Array]:
+        for s in strategies.tolist():
+            yield self._grid(self.sizes[s]).shares * work_s[s] * _ROUNDED_DOWN
 
     def bound(self, s: int, times: KindTimes) -> float:
         """Bound the fastest plan of strategy `s` from below by lower bounds of its times."""

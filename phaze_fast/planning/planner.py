@@ -413,7 +413,7 @@ def _searched(
         bounds_s = evaluator.work_bounds_s(work_s)
         reach_s = _least(bounds_s, _FEW_STRATEGIES)
         few = np.flatnonzero(bounds_s <= reach_s)
-        layouts_s = np.concatenate(evaluator.layout_work_bounds_s(work_s, few))
+        layouts_s = evaluator.layout_work_bounds_s(work_s, few)
         reach_s = min(reach_s, _least(layouts_s[layouts_s <= reach_s], _FEW_LAYOUTS))
         some = evaluator.within(work_s, reach_s)
     while True:
