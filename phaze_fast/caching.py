@@ -2,10 +2,38 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
 from typing import Generic, TypeVar
+
+
+@lru_cache(maxsize=4096)
+def as_one(*parts: Hashable) -> object:  # noqa: ARG001 -- they are the key
+    """Return an object that stands for some parts of a key, so that they are hashed once.
+
+    Examples
+    --------
+    >>> as_one("a", 1) is as_one("a", 1), as_one("a", 1) is as_one("a", 2)
+    (True, False)
+    """
+    return object()
+
+
+@contextmanager
+def nothing_collected() -> Iterator[None]:
+    """Collect no cyclic garbage meanwhile: of many objects that stay, there is none to find."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

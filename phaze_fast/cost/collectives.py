@@ -468,20 +468,26 @@ def _group_columns(groups: RankGroups, fabric: AnyFabric | Cluster) -> tuple[Arr
 
 def collectives_s(
     graphs: Sequence[tuple[OpGraph, RankGroups | None]], fabric: AnyFabric | Cluster | None
-) -> list[Array]:
-    """Return the seconds of the collectives of graphs, zero for other operators, by operator.
+) -> Array:
+    """Return the seconds of all operators of graphs, zero where they are no collectives.
 
     Raises
     ------
     InvalidInputError
         Where there are collectives and no interconnect, no groups, or too few devices.
     """
-    seconds = [np.zeros(len(graph)) for graph, _ in graphs]
-    columns, places = [], list[tuple[int, Array]]()
-    for number, (graph, groups) in enumerate(graphs):
-        at = np.flatnonzero(graph.ops["collective"] >= 0)
-        if not len(at):
-            continue
+    listed = [graph.ops for graph, _ in graphs]
+    collective, group, payload = (
+        np.concatenate([ops[name] for ops in listed] or [np.zeros(0)])
+        for name in ("collective", "group", "payload_bytes")
+    )
+    at = np.flatnonzero(collective >= 0)
+    seconds = np.zeros(len(collective))
+    number = np.repeat(np.arange(len(graphs)), [len(ops) for ops in listed])[at]
+    rows: dict[RankGroups, int] = {}
+    row_of = np.zeros(len(graphs), dtype=np.intp)
+    for n in np.unique(number).tolist():
+        graph, groups = graphs[n]
         if groups is None:
             raise InvalidInputError(
                 f"graphs: {graph.name} has collectives, and alone it does not say over how many "
@@ -492,22 +498,16 @@ def collectives_s(
                 f"fabric: {graph.name} has collectives; expected a fabric or a cluster to price "
                 "them on"
             )
-        share, ranks, stride = _group_columns(groups, fabric)
-        own = graph.ops["group"][at]
-        payload = graph.ops["payload_bytes"][at] * share[own]
-        columns.append((graph.ops["collective"][at], payload, ranks[own], stride[own]))
-        places.append((number, at))
-    if fabric is None or not places:
+        row_of[n] = rows.setdefault(groups, len(rows))
+    if fabric is None or not len(at):
         return seconds
-    collective, payload, ranks, stride = (np.concatenate(c) for c in zip(*columns, strict=True))
-    priced = collective_batch(fabric, collective.astype(np.uint8), payload, ranks, stride)
+    tables = zip(*(_group_columns(groups, fabric) for groups in rows), strict=True)
+    share, ranks, stride = (np.stack(table)[row_of[number], group[at]] for table in tables)
+    sent = (payload[at] * share, ranks, stride)
+    priced = collective_batch(fabric, collective[at].astype(np.uint8), *sent)
     if priced.status.any():
         bad = int(np.flatnonzero(priced.status)[0])
-        number = int(np.repeat([n for n, _ in places], [len(at) for _, at in places])[bad])
         reason = _core.STATUS_SENTENCES[int(priced.status[bad])]
-        raise InvalidInputError(f"{graphs[number][0].name}: {reason}")
-    first = 0
-    for number, at in places:
-        seconds[number][at] = priced.time_s[first : first + len(at)]
-        first += len(at)
+        raise InvalidInputError(f"{graphs[int(number[bad])][0].name}: {reason}")
+    seconds[at] = priced.time_s
     return seconds

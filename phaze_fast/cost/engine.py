@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate, chain, repeat
 from typing import NamedTuple, cast
 
@@ -51,6 +51,20 @@ class CostTable(NamedTuple):
     """Column of each operator; -1 where it is in another table."""
 
 
+class _Places(NamedTuple):
+    """Where the operators of graphs are that are alike; arrays have shape (graphs, operators)."""
+
+    ops: Array
+    """Among all operators of all graphs."""
+    tabled: list[tuple[int, Array, Array]]
+    """By table: its operators, and their columns there."""
+
+
+def _column(graphs: Sequence[OpGraph], name: str) -> Array:
+    """Return a field of all operators of graphs."""
+    return np.concatenate([graph.ops[name] for graph in graphs] or [np.zeros(0)])
+
+
 @dataclass(frozen=True, eq=False)
 class Costs(Brief):
     """Time and energy of the operators of several graphs on several chips.
@@ -69,41 +83,71 @@ class Costs(Brief):
     _static_w: Array
     _limit_w: Array
     _ends: tuple[int, ...]
-    _network_s: tuple[Array, ...]
-    _places: dict[int, list[tuple[int, Array, Array]]] = field(default_factory=dict)
-    """By graph: its tables, the operators in each, and their columns there."""
+    _network_s: Array
+    """Of all operators of all graphs."""
+    _places: dict[tuple[int, ...], _Places] = field(default_factory=dict)
 
     _contention: float = 0.0
     _overlapped: tuple[str, ...] = ()
     _shared_experts: bool = False
     """Groups whose collectives run while other passes of the same layer compute."""
 
-    def _places_of(self, graph: int) -> list[tuple[int, Array, Array]]:
-        known = self._places.get(graph)
+    @cached_property
+    def alike(self) -> list[Array]:
+        """The graphs by position, those together that have the same operators on one chip.
+
+        These differ in sizes alone. On several chips, each graph is alone.
+        """
+        if self.chips != 1:
+            return [np.array([at]) for at in range(len(self.graphs))]
+        found: dict[tuple[object, ...], list[int]] = {}
+        for at, graph in enumerate(self.graphs):
+            edges = (id(graph.indptr), id(graph.indices), id(graph.names))
+            key = (*edges, graph.in_order, graph.ops["unit"].tobytes())
+            found.setdefault(key, []).append(at)
+        return [np.array(some) for some in found.values()]
+
+    def _places_of(self, graphs: tuple[int, ...]) -> _Places:
+        known = self._places.get(graphs)
         if known is None:
-            ops = slice(self._ends[graph], self._ends[graph + 1])
-            known = []
+            first = np.array([self._ends[graph] for graph in graphs])
+            ops = first[:, None] + np.arange(len(self.graphs[graphs[0]]))
+            tabled = []
             for at, table in enumerate(self._tables):
                 columns = table.column_of[ops]
-                mine = np.flatnonzero(columns >= 0)
+                mine = np.flatnonzero(columns[0] >= 0)
                 if len(mine):
-                    known.append((at, mine, columns[mine]))
-            self._places[graph] = known
+                    tabled.append((at, mine, columns[:, mine]))
+            self._places[graphs] = known = _Places(ops, tabled)
         return known
 
-    def _look_up(self, name: str, graph: int, chip: int | None) -> Array:
-        if not 0 <= graph < len(self.graphs):
+    def _checked(self, graph: int | Array, chip: int | None) -> tuple[int, ...]:
+        graphs = tuple(np.atleast_1d(graph).tolist())
+        if not all(0 <= at < len(self.graphs) for at in graphs):
             last = len(self.graphs) - 1
             raise not_accepted("graph", graph, f"0 to {last}")
         if chip is not None and not 0 <= chip < self.chips:
             raise not_accepted("chip", chip, f"0 to {self.chips - 1}")
+        return graphs
+
+    def _look_up(self, name: str, graphs: tuple[int, ...], chip: int | None) -> Array:
         rows = slice(None) if chip is None else slice(chip, chip + 1)
-        costs = np.empty((self.chips if chip is None else 1, len(self.graphs[graph])))
-        for at, mine, columns in self._places_of(graph):
+        several = len(graphs) > 1
+        count = len(graphs) if several else len(range(*rows.indices(self.chips)))
+        costs = np.empty((count, len(self.graphs[graphs[0]])))
+        for at, mine, columns in self._places_of(graphs).tabled:
             table = self._tables[at]
             values: Array = getattr(table, name)
-            costs[:, mine] = values.take(columns, axis=1).take(table.chip_of[rows], axis=0)
+            if several:
+                costs[:, mine] = values[table.chip_of[0]].take(columns)
+            else:
+                costs[:, mine] = values.take(columns[0], axis=1).take(table.chip_of[rows], axis=0)
         return costs
+
+    def _network_of(self, graphs: tuple[int, ...]) -> Array:
+        """Seconds of collectives, shape (graphs, operators)."""
+        seconds: Array = self._network_s[self._places_of(graphs).ops]
+        return seconds
 
     def at(self, chips: Array) -> Costs:
         """Return the costs on some of the chips, by position."""
@@ -123,11 +167,9 @@ class Costs(Brief):
         A `share` below 1 removes only that part of their seconds.
         """
         codes = [GROUPS.index(name) for name in groups]
-        network = tuple(
-            np.where(np.isin(graph.ops["group"], codes), (1.0 - share) * seconds, seconds)
-            for graph, seconds in zip(self.graphs, self._network_s, strict=True)
-        )
-        return replace(self, _network_s=network)
+        free = np.isin(_column(self.graphs, "group"), codes)
+        network_s = np.where(free, (1.0 - share) * self._network_s, self._network_s)
+        return replace(self, _network_s=network_s)
 
     def with_contention(self, contention: float) -> Costs:
         """Return the costs if a collective delays the work it overlaps by a share of its time."""
@@ -150,70 +192,78 @@ class Costs(Brief):
         """
         return replace(self, _shared_experts=True)
 
-    def _beside_shared_s(self, graph: int, chip: int | None) -> Array:
+    def _beside_shared_s(self, graphs: tuple[int, ...], chip: int | None) -> Array:
         """Seconds of collectives without what shared experts hide."""
-        network, names = self._network_s[graph], self.graphs[graph].names
+        network, names = self._network_of(graphs), self.graphs[graphs[0]].names
         shared = [k for k, name in enumerate(names) if name.removeprefix("d-").startswith("shared")]
         exchanges = {name.removeprefix("d-"): k for k, name in enumerate(names)}
         if not shared or "dispatch" not in exchanges:
             return network
-        compute_s = self._look_up("time_s", graph, chip)
+        compute_s = self._look_up("time_s", graphs, chip)
         seconds = np.array(np.broadcast_to(network, (len(compute_s), network.shape[-1])))
         last = [k for k in shared if "shared-down" in names[k]]
         first = [k for k in shared if k not in last and names[k] != "shared-sum"]
         for name, beside in (("dispatch", first), ("combine", last)):
-            at = exchanges[name]
+            at, hiding_s = exchanges[name], compute_s[:, beside]
+            if len(graphs) > 1:  # a row's sum is that of its graph alone
+                hiding_s = np.ascontiguousarray(hiding_s)
             own_s = seconds[:, at]
-            left_s = own_s - compute_s[:, beside].sum(axis=1)
+            left_s = own_s - hiding_s.sum(axis=1)
             seconds[:, at] = np.maximum(self._contention * own_s, left_s)
         return seconds
 
-    def _overlap_exposed_s(self, graph: int, chip: int | None) -> Array:
+    def _overlap_exposed_s(self, graphs: tuple[int, ...], chip: int | None) -> Array:
         """Seconds of collectives without what the passes of another micro-batch hide."""
-        network, codes = self._network_s[graph], [GROUPS.index(name) for name in self._overlapped]
-        exchange_s, compute_s = 0.0, np.zeros(self.chips if chip is None else 1)
-        for one in (graph & ~1, graph | 1):
-            own = np.isin(self.graphs[one].ops["group"], codes)
-            exchange_s += float(self._network_s[one][own].sum())
-            compute_s += self._look_up("time_s", one, chip).sum(axis=1)
-        if exchange_s == 0.0:
+        network, codes = self._network_of(graphs), [GROUPS.index(name) for name in self._overlapped]
+        exchange_s, compute_s = np.zeros(len(graphs)), np.zeros(1)
+        for passes in (tuple(at & ~1 for at in graphs), tuple(at | 1 for at in graphs)):
+            own = np.isin(self.graphs[passes[0]].ops["group"], codes)
+            exchange_s += np.ascontiguousarray(self._network_of(passes)[:, own]).sum(axis=1)
+            compute_s = compute_s + self._look_up("time_s", passes, chip).sum(axis=1)
+        if not exchange_s.any():
             return network
         hidden = np.minimum(1.0, compute_s / exchange_s)
         hidden *= 1.0 - max(self._contention, EXCHANGE_CORES)
-        mine = np.isin(self.graphs[graph].ops["group"], codes)
+        mine = np.isin(self.graphs[graphs[0]].ops["group"], codes)
         return np.where(mine, network * (1.0 - hidden[:, None]), network)
 
-    def _exposed_s(self, graph: int, chip: int | None) -> Array:
+    def _exposed_s(self, graphs: tuple[int, ...], chip: int | None) -> Array:
         """Seconds of collectives; of ring attention, only the part that attention does not hide."""
-        network, names = self._network_s[graph], self.graphs[graph].names
+        names = self.graphs[graphs[0]].names
         if self._overlapped:
-            network = self._overlap_exposed_s(graph, chip)
+            network = self._overlap_exposed_s(graphs, chip)
         elif self._shared_experts:
-            network = self._beside_shared_s(graph, chip)
+            network = self._beside_shared_s(graphs, chip)
+        else:
+            network = self._network_of(graphs)
         rings = _rings(names)
         if not rings:
             return network
         hides = [names.index(names[k].removesuffix(RING) + BESIDE_RING) for k in rings]
-        overlapped_s = self._look_up("time_s", graph, chip)[:, hides]
+        overlapped_s = self._look_up("time_s", graphs, chip)[:, hides]
         seconds = np.array(np.broadcast_to(network, (len(overlapped_s), network.shape[-1])))
         ring_s = seconds[:, list(rings)]
         seconds[:, list(rings)] = np.maximum(self._contention * ring_s, ring_s - overlapped_s)
         return seconds
 
-    def _with_network(self, name: str, graph: int, chip: int | None) -> Array:
-        seconds: Array = self._look_up(name, graph, chip) + self._exposed_s(graph, chip)
+    def _with_network(self, name: str, graph: int | Array, chip: int | None) -> Array:
+        graphs = self._checked(graph, chip)
+        seconds: Array = self._look_up(name, graphs, chip) + self._exposed_s(graphs, chip)
         return seconds
 
-    def time_s(self, graph: int = 0, chip: int | None = None) -> Array:
-        """Seconds on all cores, shape (chips, operators); collectives over the interconnect."""
+    def time_s(self, graph: int | Array = 0, chip: int | None = None) -> Array:
+        """Seconds on all cores, shape (chips, operators); collectives over the interconnect.
+
+        Of several graphs that are `alike` on one chip, shape (graphs, operators).
+        """
         return self._with_network("time_s", graph, chip)
 
-    def one_core_s(self, graph: int = 0, chip: int | None = None) -> Array:
-        """Seconds on one core of each type, shape (chips, operators)."""
+    def one_core_s(self, graph: int | Array = 0, chip: int | None = None) -> Array:
+        """Seconds on one core of each type, shape as `time_s` has it."""
         return self._with_network("one_core_s", graph, chip)
 
-    def bound_s(self, graph: int = 0, chip: int | None = None) -> Array:
-        """Lower bounds of `time_s`, shape (chips, operators)."""
+    def bound_s(self, graph: int | Array = 0, chip: int | None = None) -> Array:
+        """Lower bounds of `time_s`, shape as `time_s` has it."""
         return self._with_network("bound_s", graph, chip)
 
     @property
@@ -226,15 +276,15 @@ class Costs(Brief):
         """Rated power of each chip, watts; infinite where none is given."""
         return self._limit_w
 
-    def dynamic_j(self, graph: int = 0, chip: int | None = None) -> Array:
-        """Dynamic energy on the chip, joules, shape (chips, operators)."""
-        return self._look_up("dynamic_j", graph, chip)
+    def dynamic_j(self, graph: int | Array = 0, chip: int | None = None) -> Array:
+        """Dynamic energy on the chip, joules, shape as `time_s` has it."""
+        return self._look_up("dynamic_j", self._checked(graph, chip), chip)
 
     def energy_j(self, graph: int = 0, chip: int | None = None) -> Array:
         """Energy on the chip, joules, shape (chips, operators); collectives take none."""
         watts = self._static_w if chip is None else self._static_w[chip : chip + 1]
         joules = self.dynamic_j(graph, chip)
-        joules += watts[:, None] * self._look_up("time_s", graph, chip)
+        joules += watts[:, None] * self._look_up("time_s", (graph,), chip)
         return joules
 
     def total_s(self) -> Array:
@@ -650,18 +700,15 @@ def estimate_costs(
         raise InvalidInputError("chips: an empty list is not accepted; expected at least one")
     owned = [zip(_flat([one]), repeat(rank_groups(one)), strict=False) for one in listed]
     network = collectives_s(list(chain.from_iterable(owned)), wired)
-    ops = (
-        np.concatenate([graph.ops for graph in flat])
-        if flat
-        else np.zeros(0, dtype=_core.OPERATOR_DTYPE)
-    )
+    ops = np.frombuffer(b"".join(graph.ops.tobytes() for graph in flat), _core.OPERATOR_DTYPE)
     unfused = (ops["function"] == 0) & (ops["epilogue"] == 0)
     tiered = batch.stacked is not None or any(graph.resident for graph in flat)
     kept = _Kept.of(flat, batch) if tiered else None
     tables = []
     pruned = (ops["kind"] == _WEIGHT_PRODUCT) & (batch.products_done < 1.0)
-    codes = np.unique(np.stack([ops["format"], pruned], axis=1), axis=0).tolist() or [[0, 0]]
-    for code, skips in codes:
+    for code, skips in (
+        divmod(n, 2) for n in np.unique(2 * ops["format"] + pruned).tolist() or [0]
+    ):
         low = cast(Dtype, FORMATS[code])
         own = batch if code == 0 else machines(chips, low, tuning, energy, like)
         own = own.sparse if skips else own
@@ -682,7 +729,7 @@ def estimate_costs(
         _static_w=batch.static_w,
         _limit_w=batch.limit_w,
         _ends=(0, *accumulate(len(graph) for graph in flat)),
-        _network_s=tuple(network),
+        _network_s=network,
     )
 
 
@@ -779,12 +826,12 @@ def roofline_work_s(
     flat, batch, sized, which = _IdealWork.of(graph, records, like, forms)
     groups = rank_groups(graph)
     shares = np.array([1.0 - (hidden or {}).get(name, 0.0) for name in GROUPS])
-    priced_s = collectives_s([(part, groups) for part in flat], cluster)
-    network_s = [s * shares[part.ops["group"]] for s, part in zip(priced_s, flat, strict=True)]
+    network_s = collectives_s([(part, groups) for part in flat], cluster)
+    network_s *= shares[_column(flat, "group")]
     paths = (
         np.array([0, *accumulate(len(part) for part in flat)], dtype=np.int64),
         which.astype(np.int32),
-        np.concatenate(network_s),
+        network_s,
         *_before(flat),
         np.repeat(np.array([float(layer.count) for layer in graph.layers]), 2),
     )

@@ -267,15 +267,23 @@ def _all_stages_fit(
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _same_shares(before: Any, layout: Any) -> bool:
+    """Whether layers have the same state on a device in two layouts."""
+    return bool(
+        before["strategy"] == layout["strategy"]
+        and before["dp"] == layout["dp"]
+        and before["zero"] == layout["zero"]
+        and before["shard"] == layout["shard"]
+    )
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
 def _differ_in_stages(before: Any, layout: Any) -> bool:
     """Whether two consecutive 1F1B layouts differ only in the number of stages."""
     return bool(
         layout["schedule"] == _1F1B
         and before["schedule"] == _1F1B
-        and before["strategy"] == layout["strategy"]
-        and before["dp"] == layout["dp"]
-        and before["zero"] == layout["zero"]
-        and before["shard"] == layout["shard"]
+        and _same_shares(before, layout)
         and 1 < before["pp"] <= layout["pp"]
     )
 
@@ -328,7 +336,8 @@ def layouts_fit(
             if stages > 1:
                 buffers += 2.0 * strategy["message_bytes"]
             if r == 0 or not _differ_in_stages(layouts[r - 1], layout):
-                _write_kinds(mine, layout, strategy, training, kinds)
+                if r == 0 or not _same_shares(layouts[r - 1], layout):
+                    _write_kinds(mine, layout, strategy, training, kinds)
                 own[-1] = count if stages > 1 else order[-1]
                 packed, begins[0] = 0, len(order)
             fits[r, c] = False

@@ -463,7 +463,8 @@ class TransformerModel(Record):
         """Blocks whose feed-forward layer is a mixture of experts."""
         if self.moe is None:
             return 0
-        return sum(self.has_experts(layer) for layer in range(self.layers))
+        first = min(self.moe.dense_layers, self.layers)
+        return self.layers - first - len({n for n in self.moe.dense_at if first <= n < self.layers})
 
     # ---- parameters ----
 

@@ -16,6 +16,7 @@ from phaze_fast.opgraph.graph import recompute_order as recompute_order
 from phaze_fast.opgraph.layers import Layer as Layer
 from phaze_fast.opgraph.layers import LayerGraph as LayerGraph
 from phaze_fast.opgraph.layers import layer_graph as layer_graph
+from phaze_fast.opgraph.layers import layer_graphs as layer_graphs
 from phaze_fast.opgraph.rewrites import Fusion as Fusion
 from phaze_fast.opgraph.rewrites import forms as forms
 from phaze_fast.opgraph.strategy import CONTEXT_KINDS as CONTEXT_KINDS

@@ -16,6 +16,7 @@ and those up from them are split by heads. The devices of a context-parallel gro
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -58,7 +59,7 @@ def attend(block: BlockBuilder, prefix: str, x: int, memory: int, causal: bool) 
     if m.kv_expanded:  # copied to every query head; the originals may be freed
         block.keep(f"{prefix}expanded-key", query_bytes, k)
         block.keep(f"{prefix}expanded-value", query_bytes, v)
-    sent = exchange(block, prefix, (q, k, v), float(query_bytes), 2.0 * kv_bytes)
+    sent = exchange(block, prefix, (q, k, v), query_bytes, 2.0 * kv_bytes)
     if m.attention == "flash":
         read = ELEMENT_BYTES * s.rows * (s.query_width + 2 * s.kv_width)
         out = _flash(block, prefix, sent, causal, read, query_bytes)
@@ -66,7 +67,7 @@ def attend(block: BlockBuilder, prefix: str, x: int, memory: int, causal: bool) 
         out = _explicit(block, prefix, *sent[:3], causal)
     only = ("o",) if m.attention == "eager" else None  # the gradient of flash attention reads it
     block.keep(f"{prefix}context", query_bytes, out, operand="also", by=only)
-    out = exchange_back(block, prefix, out, float(query_bytes))
+    out = exchange_back(block, prefix, out, query_bytes)
     shape = (s.rows, s.query_width, m.hidden)
     return block.linear(f"{prefix}proj", out, *shape, m.out_bias, targets={"o": m.hidden})
 
@@ -98,7 +99,7 @@ def _normed(block: BlockBuilder, name: str, x: int, width: int, heads: int) -> i
     if block.model.qk_norm == "head":
         return block.norm_of(name, x, rows * heads, width // heads)
     if block.strategy.tp > 1:
-        sums = ("all-reduce", float(FLOAT_BYTES * rows), "tensor")
+        sums = ("all-reduce", FLOAT_BYTES * rows, "tensor")
         x = block.network(f"{name}-sum", x, sums, sums)
     return block.norm_of(name, x, rows, width)
 
@@ -134,7 +135,7 @@ def _flash(
         inputs,
         b=pairs,
         m=seq_here,
-        n=-int(-computed // 1),
+        n=math.ceil(computed),
         k=s.head_width,
         flops=width * pairs * seq_here * keys,
         read_bytes=read_bytes,
@@ -164,7 +165,7 @@ def _in_a_ring(block: BlockBuilder, whole: OperatorSpec, sent: Exchanged) -> int
     last = 1.0 / _widths(block)[1]
 
     def part(name: str, inputs: tuple[int, ...], share: float) -> int:
-        keys = max(1, -int(-share * whole.n // 1))
+        keys = max(1, math.ceil(share * whole.n))
         flops, read = share * whole.flops, share * whole.read_bytes
         return block.add(
             replace(whole, name=name, inputs=inputs, n=keys, flops=flops, read_bytes=read)
@@ -218,8 +219,8 @@ def _softmax_steps(block: BlockBuilder, prefix: str, x: int, rows: int) -> int:
             rows,
             block.shapes.seq,
             function="softmax" if step == "softmax" else "copy",
-            read_bytes=float(read * elements),
-            write_bytes=float(written * elements),
+            read_bytes=read * elements,
+            write_bytes=written * elements,
         )
         if step == "softmax":
             block.keep(f"{prefix}fp32-weights", written * elements, x)
@@ -257,7 +258,7 @@ def _latent(block: BlockBuilder, latent: LatentAttention, prefix: str, x: int, c
     shared = block.vector(f"{prefix}rotate-k", "rotary", (down,), rows, latent.rotary_width)
     for name, width, maker in (("query", queries, q), ("key", queries, kv), ("value", values, kv)):
         block.keep(f"{prefix}{name}", ELEMENT_BYTES * rows * width, maker)
-    own = [float(ELEMENT_BYTES * rows * width) for width in (queries, queries + values, values)]
+    own = [ELEMENT_BYTES * rows * width for width in (queries, queries + values, values)]
     sent = exchange(block, prefix, (q, kv, kv), own[0], own[1])
     read, written = (ELEMENT_BYTES * rows * width for width in (2 * queries + values, values))
     out = _flash(block, prefix, sent, causal, read, written, shared)

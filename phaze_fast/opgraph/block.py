@@ -126,7 +126,7 @@ def embedding_builder(model: TransformerModel, strategy: Strategy) -> LayerBuild
     s = shapes(model, strategy)
     builder = LayerBuilder(f"{model.name}/embedding", lora=model.lora)
     hidden, t = model.hidden, strategy.tp
-    payload = float(ELEMENT_BYTES * s.rows * hidden)
+    payload = ELEMENT_BYTES * s.rows * hidden
     if model.patches is not None:
         pixels = model.patches.size**2 * model.patches.channels
         # The class token is not a patch; with split rows, only some devices have one.
@@ -229,7 +229,7 @@ def _predict(
         return
     builder.keep(f"{prefix}logits-input", size, x, by=())
     if t > 1:
-        payload = float(ELEMENT_BYTES * s.rows * hidden)
+        payload = ELEMENT_BYTES * s.rows * hidden
         if strategy.sequence_parallel:
             x = builder.gather(f"{prefix}logits", x, payload, "tensor")
         else:
@@ -252,5 +252,5 @@ def _predict(
     loss = builder.vector(f"{prefix}cross-entropy", "cross-entropy", (logits,), tokens, width)
     builder.keep(f"{prefix}logits", model.logit_bytes * tokens * width, loss)
     if t > 1 and model.head != "classifier":
-        sums = float(3 * FLOAT_BYTES * tokens)  # maximum, target and sum of each row
+        sums = 3 * FLOAT_BYTES * tokens  # maximum, target and sum of each row
         builder.network(f"{prefix}loss-reduce", loss, ("all-reduce", sums, "tensor"), None)

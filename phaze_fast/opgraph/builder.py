@@ -9,6 +9,7 @@ dropouts run on a share of the rows (Korthikanti et al. 2022).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -103,7 +104,7 @@ def vector_spec(
 
 def restored_weights(name: str, rows: int, cols: int) -> OperatorSpec:
     """Return the kernel that restores weights of a smaller format before a product reads them."""
-    elements = float(rows * cols)
+    elements = rows * cols
     moved = (PACKED_BYTES * elements, ELEMENT_BYTES * elements)
     spec = vector_spec(name, "multiply", (-1,), rows, cols, *moved, function="copy")
     return changed(spec, frozen=True)
@@ -159,7 +160,7 @@ class LayerBuilder:
             producer = self.specs[producer].inputs[0]
         if size:
             maker = "input" if producer < 0 else self.specs[producer].name
-            self.kept.append(Tensor(name, int(size), maker, statistic, operand))
+            self.kept.append(Tensor(name, math.trunc(size), maker, statistic, operand))
 
     def linear(
         self,
@@ -324,12 +325,12 @@ class LayerBuilder:
         regather: bool = True,
     ) -> int:
         """Add an all-gather; its gradient is a reduce-scatter. Backward may gather again."""
-        to, back = ("all-gather", float(size), group), ("reduce-scatter", float(size), group)
+        to, back = ("all-gather", size, group), ("reduce-scatter", size, group)
         return self.network(f"{name}-gather", x, to, back, regather)
 
     def scatter(self, name: str, x: int, size: float, group: str) -> int:
         """Add a reduce-scatter; its gradient is an all-gather."""
-        to, back = ("reduce-scatter", float(size), group), ("all-gather", float(size), group)
+        to, back = ("reduce-scatter", size, group), ("all-gather", size, group)
         return self.network(f"{name}-scatter", x, to, back)
 
 

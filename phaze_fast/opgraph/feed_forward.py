@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from phaze_fast.models import MixtureOfExperts
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, BlockBuilder
 
@@ -104,7 +106,7 @@ def _routed(block: BlockBuilder, moe: MixtureOfExperts, x: int, own_rows: int) -
     sharing = block.strategy.expert_width if block.strategy.own_rows else 1
     router = block.linear("router", x, own_rows, m.hidden, moe.experts, bias=moe.router_bias)
     factor = 1.0 if moe.capacity_factor is None else moe.capacity_factor
-    routed = max(1, int(own_rows * moe.top_k * factor))  # at least one token is routed
+    routed = max(1, math.trunc(own_rows * moe.top_k * factor))  # at least one token is routed
     sent = -(-routed // moe.experts) * moe.experts
     # Rows of the busiest device, at most all rows; with a capacity, all devices have equally many.
     load = block.strategy.with_load(m).expert_imbalance or 1.0
@@ -113,11 +115,11 @@ def _routed(block: BlockBuilder, moe: MixtureOfExperts, x: int, own_rows: int) -
     exchange = ("all-to-all", payload, "expert") if ep > 1 else None
     gathers = ep > 1 and block.strategy.dispatcher == "all-gather"
     local, even = moe.experts // ep, sent // moe.experts * ep * sharing
-    held = local * -int(-busy * even // 1)  # rows of the busiest device
+    held = local * math.ceil(busy * even)  # rows of the busiest device
     # Its products have as many more rows as fill whole tiles: a tile that an even load fills and an
     # uneven one exceeds by a row does not take twice as long, as experts of a device differ.
     rows = even + _TILE_ROWS * round((busy - 1.0) * even / _TILE_ROWS)
-    shared = float(ELEMENT_BYTES * held * m.hidden)
+    shared = ELEMENT_BYTES * held * m.hidden
     sorts = moe.moves > 1 and local > 1 and ep > 1
     if moe.moves:
         x = _moved(block, "permute", (x, router), own_rows, sent)
@@ -144,7 +146,7 @@ def _routed(block: BlockBuilder, moe: MixtureOfExperts, x: int, own_rows: int) -
     inner = _activate(block, "expert-", up, gate, held, width)
     down = grouped("expert-down", inner, width, m.hidden)
     if moe.bias_unfused:
-        sizes = (held, m.hidden, 1, "copy", *(float(_BIAS_BYTES * held * m.hidden),) * 2)
+        sizes = (held, m.hidden, 1, "copy", *(_BIAS_BYTES * held * m.hidden,) * 2)
         down = block.vector("expert-bias", "multiply", (down,), *sizes)
     if sorts:
         down = _moved(block, "unsort", (down,), held, held)
@@ -163,7 +165,7 @@ def _gathered(
 ) -> int:
     """Gather the rows of all devices that have one copy of the experts, and where each row goes."""
     rows = own_rows * block.strategy.expert_devices
-    size = float(ELEMENT_BYTES * rows * block.model.hidden)
+    size = ELEMENT_BYTES * rows * block.model.hidden
     routed, weights = (rows * moe.experts * each for each in (_ROUTED_BYTES, ELEMENT_BYTES))
     to = ("all-gather", size + routed, "expert-mesh")
     back = ("reduce-scatter", size + weights, "expert-mesh")
@@ -175,7 +177,7 @@ def _scattered(block: BlockBuilder, down: int, router: int, own_rows: int, held:
     hidden, whole = block.model.hidden, own_rows * block.strategy.expert_devices
     block.keep("expert-output", ELEMENT_BYTES * held * hidden, down)
     weighed = block.vector("weigh", "multiply", (down, router), held, hidden)
-    size = float(ELEMENT_BYTES * whole * hidden)
+    size = ELEMENT_BYTES * whole * hidden
     to, back = (("reduce-scatter", size, "expert-mesh"), ("all-gather", size, "expert-mesh"))
     return block.network("combine", weighed, to, back)
 
@@ -183,7 +185,7 @@ def _scattered(block: BlockBuilder, down: int, router: int, own_rows: int, held:
 def _moved(block: BlockBuilder, name: str, inputs: tuple[int, ...], read: int, written: int) -> int:
     """Copy rows in another order; each row may be written several times."""
     hidden = block.model.hidden
-    read_bytes = float(ELEMENT_BYTES * hidden * read)
+    read_bytes = ELEMENT_BYTES * hidden * read
     return block.vector(
         name, "multiply", inputs, written, hidden, function="copy", read_bytes=read_bytes
     )

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 
 from phaze_fast.opgraph.builder import (
     ELEMENT_BYTES,
@@ -79,7 +83,7 @@ def _summed(
         return parts
     kernels = sums == "kernels"
     read, written = (2.0, 1.0) if kernels else (1.0, 0.0)
-    rows, moved = int(size) // ELEMENT_BYTES, more * size
+    rows, moved = math.trunc(size) // ELEMENT_BYTES, more * size
     operators.append(
         vector_spec(name + SUM, "residual", parts, rows, more, read * moved, written * moved)
     )
@@ -223,7 +227,8 @@ def _last_uses(forward: OpGraph, backward: OpGraph) -> dict[str, int]:
         fed[reader] = True
         name, use = forward.names[source], gradient_of.get(forward.names[reader], -1)
         last_uses[name] = max(last_uses.get(name, -1), use)
-    for kind, name in zip(forward.ops["kind"].tolist(), forward.names, strict=True):
+    kinds = np.atleast_2d(forward.ops["kind"])[0].tolist()
+    for kind, name in zip(kinds, forward.names, strict=True):
         if KINDS[kind] in _OWN_OUTPUT:
             last_uses[name] = max(last_uses.get(name, -1), gradient_of.get(name, -1))
     return last_uses
@@ -241,8 +246,10 @@ def _last_readers(backward: OpGraph) -> dict[int, int]:
     return readers
 
 
-def backward_work_bytes(forward: OpGraph, backward: OpGraph) -> float:
+def backward_work_bytes(forward: OpGraph, backward: OpGraph) -> Any:
     """Return the peak bytes of a layer's backward pass beyond the tensors its forward pass stored.
+
+    Of a family, those of each member.
 
     Operators run in graph order. Each writes the gradients of its inputs, which are freed after the
     last operator that reads them, as are stored tensors. Gradients of weights are not counted.
@@ -256,20 +263,23 @@ def backward_work_bytes(forward: OpGraph, backward: OpGraph) -> float:
     2.0
     """
     uses = _last_uses(forward, backward)
-    freed = [0.0] * (len(backward) + 1)  # bytes of stored tensors freed after each operator
+    freed: list[Any] = [0.0] * (
+        len(backward) + 1
+    )  # bytes of stored tensors freed after each operator
     for tensor in forward.tensors:
         if tensor.producer != "input":
-            freed[uses.get(tensor.producer, len(backward) - 1)] += tensor.bytes
+            end = uses.get(tensor.producer, len(backward) - 1)
+            freed[end] = freed[end] + tensor.bytes
     readers = _last_readers(backward)
-    gone: list[float] = [0.0] * len(backward)
-    current = peak = 0.0
-    sizes = (backward.ops["write_bytes"].tolist(), backward.ops["payload_bytes"].tolist())
-    for i, (written, sent) in enumerate(zip(*sizes, strict=True)):
+    gone: list[Any] = [0.0] * len(backward)
+    current: Any = 0.0
+    peak: Any = 0.0
+    written, sent = backward.ops["write_bytes"], backward.ops["payload_bytes"]
+    for i, size in enumerate(np.where(written != 0.0, written, sent).T):
         if not backward.names[i].endswith(("-w", SUM)):
-            size = written or sent
-            current += size
+            current = current + size
             if i in readers:
-                gone[readers[i]] += size
-        peak = max(peak, current)
-        current -= gone[i] + freed[i]
+                gone[readers[i]] = gone[readers[i]] + size
+        peak = np.maximum(peak, current)
+        current = current - (gone[i] + freed[i])
     return peak

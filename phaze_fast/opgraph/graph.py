@@ -13,6 +13,7 @@ from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.models.graph_model import WIDE, OperatorKind
 from phaze_fast.opgraph.builder import OperatorSpec, Tensor
+from phaze_fast.opgraph.family import Each
 from phaze_fast.records import FrozenDict
 from phaze_fast.tables import Array, Brief
 
@@ -110,7 +111,7 @@ class OpGraph(Brief):
     """Weights of all layers of the device where they stay on chip as well; 0: they do not."""
 
     def __len__(self) -> int:
-        return len(self.ops)
+        return len(self.names)
 
     @cached_property
     def products(self) -> Array:
@@ -160,7 +161,7 @@ class OpGraph(Brief):
         )
 
     @cached_property
-    def _needed(self) -> frozenset[str]:
+    def needed(self) -> frozenset[str]:
         """Names of the operators that lead to a tensor which the backward pass reads."""
         wanted = {tensor.producer for tensor in self.tensors}
         needed = [name in wanted for name in self.names]
@@ -170,7 +171,7 @@ class OpGraph(Brief):
         return frozenset(name for name, is_so in zip(self.names, needed, strict=True) if is_so)
 
     @cached_property
-    def _casts(self) -> tuple[tuple[str, frozenset[str]], ...]:
+    def casts(self) -> tuple[tuple[str, frozenset[str]], ...]:
         """Map each cast to the operators whose recomputation repeats the cast."""
         casts: list[tuple[str, frozenset[str]]] = []
         for i, name in enumerate(self.names):
@@ -197,11 +198,11 @@ class OpGraph(Brief):
         if recompute == "full":
             return frozenset(self.names)
         if recompute == "needed":
-            return self._needed
+            return self.needed
         if recompute == "selective":
             return frozenset(self.names) & SELECTIVE
         if isinstance(recompute, str):
-            return _in_sets(self.names, recompute, self._casts)
+            return _in_sets(self.names, recompute, self.casts)
         chosen = frozenset(recompute)
         for name in sorted(chosen - frozenset(self.names)):
             raise InvalidInputError(f"recompute: {name!r} is unknown; {nearest(name, self.names)}")
@@ -362,6 +363,29 @@ def loose(name: str, parts: Sequence[tuple[OperatorSpec, int]]) -> OpGraph:
     return OpGraph(name, ops, ("",) * at, np.zeros(at + 1, dtype=np.int32), nothing)
 
 
+_NUMBERS = slice(2, 10)
+"""Where `figures` has what depends on sizes."""
+
+
+def _records(rows: list[tuple[Any, ...]]) -> Array:
+    """Return operators as records; of a family, a row of them for each member."""
+    fields = (_core.OPERATOR_DTYPE.names or ())[_NUMBERS]
+    varied = [
+        (at, name, value)
+        for at, row in enumerate(rows)
+        for name, value in zip(fields, row[_NUMBERS], strict=True)
+        if type(value) is Each
+    ]
+    if not varied:
+        return np.array(rows, dtype=_core.OPERATOR_DTYPE)
+    same = [(*row[:2], *(0,) * len(fields), *row[10:]) for row in rows]
+    ops = np.tile(np.array(same, dtype=_core.OPERATOR_DTYPE), (len(varied[0][2]), 1))
+    for at, row in enumerate(rows):
+        for name, value in zip(fields, row[_NUMBERS], strict=True):
+            ops[name][:, at] = value
+    return ops
+
+
 def lay_out(
     name: str,
     specs: list[OperatorSpec],
@@ -369,7 +393,7 @@ def lay_out(
     in_order: bool = False,
     resident: bool = False,
 ) -> OpGraph:
-    """Return the operators as arrays, without the virtual ones."""
+    """Return the operators as arrays, without the virtual ones; of a family, for all members."""
     names: list[str] = []
     rows: list[tuple[Any, ...]] = []
     successors: list[list[int]] = []
@@ -385,7 +409,7 @@ def lay_out(
         names.append(spec.name)
         rows.append(figures(spec))
         successors.append([])
-    ops = np.array(rows, dtype=_core.OPERATOR_DTYPE)
+    ops = _records(rows)
     indptr = np.cumsum([0, *(len(s) for s in successors)]).astype(np.int32)
     indices = np.array([j for s in successors for j in s], dtype=np.int32)
     for array in (ops, indptr, indices):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from phaze_fast.caching import LruCache, as_one
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.models import GraphLayer, GraphModel, Model, TransformerModel, recognised
 from phaze_fast.opgraph.block import block_kinds, embedding_builder, head_builder, written_block
@@ -17,6 +21,7 @@ from phaze_fast.opgraph.builder import (
     Tensor,
     vector_spec,
 )
+from phaze_fast.opgraph.family import apart, split_where_unlike
 from phaze_fast.opgraph.gradients import backward_work_bytes, gradients
 from phaze_fast.opgraph.graph import OpGraph, lay_out
 from phaze_fast.opgraph.rewrites import (
@@ -28,7 +33,7 @@ from phaze_fast.opgraph.rewrites import (
     quantised_tensors,
     recomputed_in_groups,
 )
-from phaze_fast.opgraph.strategy import Strategy, reasons, shapes
+from phaze_fast.opgraph.strategy import Family, Strategy, reasons, shapes
 from phaze_fast.opgraph.traced import (
     DevicePeak,
     device_matrices,
@@ -36,6 +41,7 @@ from phaze_fast.opgraph.traced import (
     traced_passes,
     traced_peaks,
 )
+from phaze_fast.records import changed
 from phaze_fast.software import Precision
 from phaze_fast.tables import Brief
 
@@ -183,7 +189,7 @@ class Layer(Share):
         """Peak memory of its backward pass in bytes, beyond the tensors its forward pass stored."""
         if self.peaks:
             return self.peak(resident_gradients=True).bytes - self.forward.stashed_bytes()
-        return backward_work_bytes(self.forward, self.backward)
+        return float(backward_work_bytes(self.forward, self.backward))
 
     def peak(self, resident_gradients: bool) -> DevicePeak:
         """Return the largest peak; without gradients of its parameters if these are resident."""
@@ -240,12 +246,34 @@ class LayerGraph(Brief):
         return all(b == a + 1 for a, b in self.edges)
 
 
-def _kinds_in_order(model: TransformerModel, strategy: Strategy) -> list[str]:
-    """Return the kind of every layer, in the order of execution."""
-    order = list(block_kinds(model, strategy.seq or model.seq))
+class _Chain(NamedTuple):
+    """The layers of a transformer in the order of execution."""
+
+    counts: dict[str, int]
+    """Layers of each kind."""
+    order: tuple[int, ...]
+    edges: tuple[tuple[int, int], ...]
+
+
+@lru_cache(maxsize=64)
+def _chain(model: TransformerModel, seq: int) -> _Chain:
+    """Return which layers follow one another."""
+    blocks = block_kinds(model, seq)
     if model.encoder_layers:
-        order = ["encoder-block"] * model.encoder_layers + ["decoder-block"] * model.layers
-    return ["embedding", *order, "head"]
+        blocks = ("encoder-block",) * model.encoder_layers + ("decoder-block",) * model.layers
+    kinds = ("embedding", *blocks, "head")
+    counts = Counter(kinds)
+    place = {kind: at for at, kind in enumerate(counts)}
+    edges = [(i, i + 1) for i in range(len(kinds) - 1)]
+    if model.encoder_layers:
+        last = model.encoder_layers  # position of the last encoder block, after the embedding
+        edges += [(last, last + j) for j in range(2, model.layers + 1)]
+    return _Chain(dict(counts), tuple(place[kind] for kind in kinds), tuple(sorted(edges)))
+
+
+def _is_routed(model: TransformerModel, kind: str) -> bool:
+    """Whether a kind of layer has routed experts."""
+    return kind.endswith("moe-block") or (kind == "head" and model.mtp_layers > 0)
 
 
 def _builder(model: TransformerModel, strategy: Strategy, kind: str) -> tuple[Share, LayerBuilder]:
@@ -270,18 +298,69 @@ def _builder(model: TransformerModel, strategy: Strategy, kind: str) -> tuple[Sh
     return share.of_products(builder.specs, adapted, _adapters(model, kind)), builder
 
 
-@lru_cache(maxsize=4096)
-def _transformer_layer(
+_LAYERS: LruCache[tuple[Any, ...], Layer] = LruCache(2**13)
+"""The latest layers of transformers."""
+
+
+def _is_exact(model: TransformerModel, strategy: Strategy) -> bool:
+    """Whether machine integers hold the bytes of a layer's arrays."""
+    seq, moe = strategy.seq or model.seq, model.moe
+    wide = [seq * model.heads, model.vocab, model.ffn, model.query_width]
+    if moe is not None:
+        wide.append(moe.experts * max(moe.top_k * model.hidden, moe.expert_ffn))
+    return (strategy.micro_batch * seq + model.hidden) * max(wide) <= 2**54
+
+
+def _transformer_layers(
     model: TransformerModel,
-    strategy: Strategy,
+    strategies: Iterable[Strategy],
     kind: str,
     count: int,
     fusion: Fusion,
     precision: Precision | None,
-) -> Layer:
-    """Build a kind of layer of a transformer; the latest are cached."""
-    share, passes = _unfused(model, strategy, kind)
-    return _layer(model, kind, count, share, passes, strategy.tp, precision, fusion)
+) -> dict[Strategy, Layer]:
+    """Build a kind of layer of a transformer, of strategies with the same operators at once."""
+    found: dict[Strategy, Layer] = {}
+    alike: dict[tuple[Any, ...], list[Strategy]] = {}
+    query, moe = as_one(model, kind, count, fusion, precision), model.moe
+    for s in strategies:
+        known = _LAYERS.get((query, s))
+        if known is not None:
+            found[s] = known
+            continue
+        shape = (s.cp_kind, s.dispatcher, s.sequence_parallel, s.seq, s.cp > 1, s.expert_width > 1)
+        shared = (s.ep > 1, moe is not None and moe.experts > s.ep)
+        key = (*shape, *shared) if _is_exact(model, s) else (s,)
+        alike.setdefault(key, []).append(s)
+
+    def built(members: Sequence[Strategy]) -> list[Layer]:
+        family = Family.of(tuple(members))
+        share, passes = _unfused(model, family, kind)
+        layer = _layer(model, kind, count, share, passes, family.tp, precision, fusion)
+        return _members(layer, len(members))
+
+    for some in alike.values():
+        for s, layer in split_where_unlike(built, some):
+            found[s] = _LAYERS.put((query, s), layer)
+    return found
+
+
+def _members(layer: Layer, count: int) -> list[Layer]:
+    """Return the layers of the members of a family."""
+    if count == 1:
+        return [layer]
+    passes: dict[str, list[OpGraph]] = {}
+    for name in ("forward", "backward"):
+        graph = getattr(layer, name)
+        ops = list(graph.ops) if graph.ops.ndim > 1 else [graph.ops] * count
+        tensors = list(zip(*(apart(one, count) for one in graph.tensors), strict=True))
+        own = zip(ops, tensors or [()] * count, strict=True)
+        passes[name] = [changed(graph, ops=ops, tensors=kept) for ops, kept in own]
+    made = apart(layer, count, **passes)
+    work_bytes = np.broadcast_to(backward_work_bytes(layer.forward, layer.backward), count)
+    for one, size in zip(made, work_bytes.tolist(), strict=True):
+        vars(one)["work_bytes"] = size
+    return made
 
 
 @lru_cache(maxsize=64)
@@ -293,20 +372,26 @@ def _unfused(
     return share, _passes(builder, model, share)
 
 
-@lru_cache(maxsize=4096)
-def _of_operators(strategy: Strategy, routed: bool) -> Strategy:
+def _of_operators(strategies: Iterable[Strategy], routed: bool) -> list[Strategy]:
     """Return what the operators of a layer depend on, so that strategies share its graphs.
 
     That is everything but the overlap of exchanges and the optimiser, and nothing about experts
     unless it has some.
     """
-    changes: dict[str, Any] = {"expert_overlap": 0.0, "overlap_experts": False}
-    changes["offload_optimizer"] = False
-    if not routed:
-        own_width = strategy.expert_width != strategy.tp  # then `tp` may not divide experts
-        changes |= {"ep": 1, "etp": 1 if own_width else None, "expert_imbalance": 1.0}
-        changes["dispatcher"] = "all-to-all"
-    return strategy.model_copy(update=changes)
+    found: list[Strategy] = []
+    known: dict[tuple[Any, ...], Strategy] = {}
+    for strategy in strategies:
+        changes: dict[str, Any] = {"expert_overlap": 0.0, "overlap_experts": False}
+        changes["offload_optimizer"] = False
+        if not routed:
+            own_width = strategy.expert_width != strategy.tp  # then `tp` may not divide experts
+            changes |= {"ep": 1, "etp": 1 if own_width else None, "expert_imbalance": 1.0}
+            changes["dispatcher"] = "all-to-all"
+        key = tuple({**vars(strategy), **changes}.values())
+        if key not in known:
+            known[key] = strategy.model_copy(update=changes)
+        found.append(known[key])
+    return found
 
 
 def _tables(model: TransformerModel, strategy: Strategy) -> tuple[tuple[int, int, int], ...]:
@@ -334,7 +419,7 @@ def _added(backward: list[OperatorSpec], parameters: int, moved: int) -> list[Op
     if not moved or not parameters:
         return []
     weight_gradients = [i for i, spec in enumerate(backward) if spec.kind == "gemm-weight-gradient"]
-    size = float(moved * parameters)
+    size = moved * parameters
     inputs = tuple(weight_gradients) or (len(backward) - 1,)
     name = "gradient-sums-w"  # in place; like a weight gradient it may be deferred
     return [vector_spec(name, "residual", inputs, parameters, 1, size * 2.0 / 3.0, size / 3.0)]
@@ -484,7 +569,16 @@ def layer_graph(
     >>> [(layer.kind, layer.count) for layer in graph.layers]
     [('embedding', 1), ('block', 96), ('head', 1)]
     """
-    strategy = Strategy() if strategy is None else strategy
+    return layer_graphs(model, [Strategy() if strategy is None else strategy], fusion, precision)[0]
+
+
+def layer_graphs(
+    model: Model,
+    strategies: Sequence[Strategy],
+    fusion: Fusion,
+    precision: Precision | None,
+) -> list[LayerGraph]:
+    """Build `layer_graph` for strategies with one sequence length, which is quicker together."""
     low = precision if precision is not None and precision.low else None
     if isinstance(model, GraphModel):
         model = recognised(model) or model
@@ -493,7 +587,7 @@ def layer_graph(
             raise InvalidInputError(
                 f"fusion: {fusion} is not accepted for a traced model; expected none"
             )
-        return _traced_graph(model, strategy, low)
+        return [_traced_graph(model, strategy, low) for strategy in strategies]
     if low is not None and model.lora is not None and model.lora.bits == 4:
         raise InvalidInputError(f"precision: {low.name} is not accepted with weights of 4 bits")
     if fusion == ANY_FORM:
@@ -501,34 +595,30 @@ def layer_graph(
             f"fusion: {fusion} is not accepted for one plan; expected one of "
             f"{', '.join(forms(fusion))}"
         )
-    stays, built = fusion == "full+weights", fusion
-    if stays:
-        built = "full"
-    strategy = strategy.with_load(model)
-    kinds = _kinds_in_order(model, strategy)
-    layers = []
-    for kind in dict.fromkeys(kinds):
-        routed = kind.endswith("moe-block") or (kind == "head" and model.mtp_layers > 0)
-        own = _of_operators(strategy, routed)
-        layers.append(_transformer_layer(model, own, kind, kinds.count(kind), built, low))
-    if stays:
-        layers = _with_weights_on_chip(layers)
-    place = {layer.kind: at for at, layer in enumerate(layers)}
-    order = tuple(place[kind] for kind in kinds)
-    edges = [(i, i + 1) for i in range(len(order) - 1)]
-    if model.encoder_layers:
-        last = model.encoder_layers  # position of the last encoder block, after the embedding
-        edges += [(last, last + j) for j in range(2, model.layers + 1)]
-    s = shapes(model, strategy)
+    loaded = [strategy.with_load(model) for strategy in strategies]
+    chain = _chain(model, loaded[0].seq or model.seq)
+    built: Fusion = "full" if fusion == "full+weights" else fusion
+    own = {routed: _of_operators(loaded, routed) for routed in (False, True)}
+    columns = []
+    for kind, count in chain.counts.items():
+        asked = own[_is_routed(model, kind)]
+        found = _transformer_layers(model, dict.fromkeys(asked), kind, count, built, low)
+        columns.append([found[s] for s in asked])
     tied = (model.tied_embeddings and model.head in ("lm", "mlm")) or model.mtp_layers > 0
-    copied = s.vocab * model.hidden if tied else 0
-    return LayerGraph(
-        model,
-        strategy,
-        tuple(layers),
-        order,
-        tuple(sorted(edges)),
-        message_bytes=float(ELEMENT_BYTES * s.split_rows * model.hidden),
-        copied_parameters=copied,
-        copied_frozen=copied if model.lora is not None else 0,
-    )
+    graphs = []
+    for strategy, *layers in zip(loaded, *columns, strict=True):
+        s = shapes(model, strategy)
+        copied = s.vocab * model.hidden if tied else 0
+        graphs.append(
+            LayerGraph(
+                model,
+                strategy,
+                tuple(_with_weights_on_chip(layers) if fusion == "full+weights" else layers),
+                chain.order,
+                chain.edges,
+                message_bytes=float(ELEMENT_BYTES * s.split_rows * model.hidden),
+                copied_parameters=copied,
+                copied_frozen=copied if model.lora is not None else 0,
+            )
+        )
+    return graphs

@@ -13,6 +13,7 @@ Outputs, attention and everything element-wise stay in bf16.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -259,14 +260,14 @@ def _arriving(spec: OperatorSpec) -> tuple[int, float]:
     """
     if spec.kind == "gemm-weight-gradient":
         return -1, 0.0
-    return 0, float(spec.b * spec.m * spec.k)
+    return 0, spec.b * spec.m * spec.k
 
 
 def _kernel(
     name: str, inputs: tuple[int, ...], elements: float, read: float, write: float
 ) -> OperatorSpec:
     """Return a kernel that reads and writes `read` and `write` bytes for each element."""
-    rows, moved = max(1, int(elements)), (read * elements, write * elements)
+    rows, moved = max(1, math.trunc(elements)), (read * elements, write * elements)
     return vector_spec(name, "multiply", inputs, rows, 1, *moved, function="copy")
 
 
@@ -318,7 +319,7 @@ class _Pass:
         if not p.pass_weight_casts or spec.kind == "gemm-weight-gradient":
             return ()
         read = p.pass_weight_casts - p.element_bytes
-        weights = float(spec.b * spec.k * spec.n)
+        weights = spec.b * spec.k * spec.n
         name = f"{_linear_name(spec)}-weights{PASSING_CAST}"
         return (self.add(_kernel(name, (-1,), weights, read, p.element_bytes)),)
 
@@ -354,7 +355,7 @@ class _Pass:
         """Add the transpose of a tensor, once for all readers."""
         if key not in self.transposes:
             kernel = _kernel(
-                f"{name}-transpose", after or (-1,), float(size), read, self.precision.element_bytes
+                f"{name}-transpose", after or (-1,), size, read, self.precision.element_bytes
             )
             self.transposes[key] = self.add(kernel)
         return self.transposes[key]
@@ -436,10 +437,12 @@ def quantised_tensors(tensors: Sequence[Tensor], precision: Precision) -> tuple[
     kept_tensors: list[Tensor] = []
     for tensor in tensors:
         if tensor.operand == "only":
-            kept_tensors.append(replace(tensor, bytes=int(tensor.bytes * share)))
+            kept_tensors.append(replace(tensor, bytes=math.trunc(tensor.bytes * share)))
         else:
             kept_tensors.append(tensor)
         if tensor.operand == "also":
-            copy = replace(tensor, name=f"{tensor.name}-cast", bytes=int(tensor.bytes * share))
+            copy = replace(
+                tensor, name=f"{tensor.name}-cast", bytes=math.trunc(tensor.bytes * share)
+            )
             kept_tensors.append(copy)
     return tuple(kept_tensors)

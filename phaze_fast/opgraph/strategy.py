@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 
 from phaze_fast.errors import InfeasibleError, not_accepted
 from phaze_fast.models import GraphLayer, GraphModel, Model, TransformerModel, recognised
+from phaze_fast.opgraph.family import together
 from phaze_fast.records import Count, Record
 
 CONTEXT_KINDS = ("all-gather", "ring", "ulysses")
@@ -188,6 +189,29 @@ class Strategy(Record):
         return self.expert_width != self.tp or (self.tp > 1 and self.ep > 1)
 
 
+class Family(Strategy):
+    """Strategies whose layers have the same operators; numbers are those of each of them."""
+
+    members: tuple[Strategy, ...]
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    @classmethod
+    @lru_cache(maxsize=256)
+    def of(cls, members: tuple[Strategy, ...]) -> Strategy:
+        """Join strategies that differ in no more than numbers; a single one is its own family."""
+        first, *others = members
+        if not others:
+            return first
+        names = ("tp", "cp", "ep", "micro_batch", "expert_imbalance")
+        numbers = {name: together([getattr(own, name) for own in members]) for name in names}
+        numbers["etp"] = together([own.expert_width for own in members])
+        return cls.model_construct(**{**vars(first), **numbers}, members=members)
+
+
 def _tensor_reasons(model: TransformerModel, s: Strategy) -> Iterator[str]:
     """Return the heads and feed-forward widths that tp does not divide, as messages."""
     t, kv = s.tp, model.kv_heads
@@ -359,6 +383,10 @@ def shapes(model: TransformerModel, strategy: Strategy) -> Shapes:
     InfeasibleError
         Where the strategy breaks a rule; the message gives the first reason.
     """
+    if isinstance(strategy, Family):
+        sizes = (vars(shapes(model, own)).values() for own in strategy.members)
+        columns = zip(*sizes, strict=True)
+        return Shapes(*map(together, columns))
     broken = reasons(model, strategy)
     if broken:
         raise InfeasibleError(f"{model.name}: {broken[0]}")

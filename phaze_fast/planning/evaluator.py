@@ -7,11 +7,11 @@ baselines all use it, so that they all report the same figures of a plan.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,6 +126,17 @@ class TopPlans(NamedTuple):
     """Least bound of the layouts left open, whole or in part; infinite where there are none."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Grid:
+    """The layouts of strategies with the same widths."""
+
+    rows: Array
+    rejected: Counter[str]
+    """Layouts that are impossible, by reason."""
+    shares: Array
+    """Micro-batches over stages of each layout."""
+
+
 class PlanEvaluator:
     """The strategies and layouts of a model on a cluster, and the kernel over them.
 
@@ -150,6 +161,7 @@ class PlanEvaluator:
     ) -> None:
         self.model, self.cluster, self.training = model, cluster, training
         self._illegal: Counter[str] = Counter()  # strategies, by reason
+        self._grids: dict[tuple[Any, ...], _Grid] = {}
         self.limits_bytes = np.array(capacities, dtype=np.float64) - float(training.reserved_bytes)
         """Usable memory of a device for each capacity."""
         self.sizes = list(given[0]) if given is not None else self._strategies_allowed()
@@ -177,12 +189,13 @@ class PlanEvaluator:
         """
         kept = np.flatnonzero(self.work_bounds_s(work_s) <= most_s)
         some = self if len(kept) == len(self) else self._with([self.sizes[s] for s in kept], None)
-        wanted = some.layout_work_bounds_s(work_s[kept]) <= most_s
-        if wanted.all():
+        wanted = [bounds_s <= most_s for bounds_s in self._layouts_work_s(work_s, kept)]
+        left_out = sum(len(mine) - int(mine.sum()) for mine in wanted)
+        if not left_out:
             return some
-        limited = self._with(some.sizes, some.layouts[wanted])
+        limited = self._with(some.sizes, some._listed(wanted))
         limited.rejected = Counter(some.rejected)
-        limited.layouts_left_out = int((~wanted).sum())
+        limited.layouts_left_out = left_out
         return limited
 
     def _with(self, sizes: Sequence[StrategySizes], layouts: Array | None) -> PlanEvaluator:
@@ -190,6 +203,7 @@ class PlanEvaluator:
         given = (sizes, layouts)
         other = PlanEvaluator(self.model, self.cluster, self.training, (), given)
         other.limits_bytes, other._illegal = self.limits_bytes, self._illegal
+        other._grids = self._grids
         return other
 
     # ---- strategies and layouts ----
@@ -197,9 +211,8 @@ class PlanEvaluator:
     def _strategies_allowed(self) -> list[StrategySizes]:
         training, modes = self.training, self.training.recompute_modes
         runs = (training.software, training.precision, training.fusion)
-        allowed = strategies(self.model, self.cluster, training, self._illegal)
-        parts = [fused_sizes(self.model, strategy, modes, *runs) for strategy in allowed]
-        return list(chain.from_iterable(parts))
+        allowed = list(strategies(self.model, self.cluster, training, self._illegal))
+        return fused_sizes(self.model, allowed, modes, *runs)
 
     @property
     def has_all_layouts(self) -> bool:
@@ -211,40 +224,51 @@ class PlanEvaluator:
         """How many strategies are impossible."""
         return sum(self._illegal.values())
 
-    @cached_property
-    def _laid_out(self) -> tuple[Array, Counter[str]]:
-        """List all layouts; count strategies and layouts that are impossible, by reason."""
-        rejected, parts = Counter(self._illegal), []
-        node = node_devices(self.cluster)
-        known: dict[tuple[Any, ...], tuple[Array, Counter[str]]] = {}
-        for number, own in enumerate(self.sizes):
-            widths = own.strategy.stage_widths
-            if widths not in known:
-                grid = LayoutGrid(
-                    self.training,
-                    own.strategy,
-                    devices=self.cluster.devices,
-                    node=node,
-                    blocks=own.blocks,
-                    layers=len(own.graph.order),
-                )
-                known[widths] = grid.layouts()
-            rows, why = known[widths][0].copy(), known[widths][1]
-            rejected.update(why)
-            rows["strategy"] = number
-            parts.append(rows)
-        layouts = np.concatenate(parts) if parts else np.zeros(0, dtype=_core.LAYOUT_DTYPE)
-        return layouts, rejected
+    def _grid(self, sizes: StrategySizes) -> _Grid:
+        """Return the layouts of a strategy, which several strategies share."""
+        widths = sizes.strategy.stage_widths
+        known = self._grids.get(widths)
+        if known is None:
+            grid = LayoutGrid(
+                self.training,
+                sizes.strategy,
+                devices=self.cluster.devices,
+                node=node_devices(self.cluster),
+                blocks=sizes.blocks,
+                layers=len(sizes.graph.order),
+            )
+            rows, rejected = grid.layouts()
+            self._grids[widths] = known = _Grid(rows, rejected, rows["micro_batches"] / rows["pp"])
+        return known
+
+    def _listed(self, wanted: Sequence[Array | slice]) -> Array:
+        """List some of the layouts of every strategy."""
+        parts = [np.zeros(0, dtype=_core.LAYOUT_DTYPE)]
+        for number, (own, mine) in enumerate(zip(self.sizes, wanted, strict=True)):
+            parts.append(self._grid(own).rows[mine].copy())
+            parts[-1]["strategy"] = number
+        return np.concatenate(parts)
 
     @property
+    def layouts_possible(self) -> int:
+        """How many layouts all strategies have."""
+        return sum(len(self._grid(own).rows) for own in self.sizes)
+
+    @cached_property
     def layouts(self) -> Array:
         """The layouts of all strategies, in their order."""
-        return self._laid_out[0] if self._given is None else self._given
+        if self._given is not None:
+            return self._given
+        return self._listed([slice(None)] * len(self))
 
     @cached_property
     def rejected(self) -> Counter[str]:
         """How many strategies and layouts are impossible, by reason."""
-        return Counter(self._illegal) if self._given is not None else self._laid_out[1]
+        rejected = Counter(self._illegal)
+        if self._given is None:
+            for grid, count in Counter(map(self._grid, self.sizes)).items():
+                rejected.update({why: count * number for why, number in grid.rejected.items()})
+        return rejected
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -434,11 +458,17 @@ class PlanEvaluator:
         bounds_s: Array = rounds * share * work_s * _ROUNDED_DOWN
         return bounds_s
 
-    def layout_work_bounds_s(self, work_s: Array) -> Array:
-        """Bound the plans of each layout the same way: by an equal share for each of its stages."""
-        shares = self.layouts["micro_batches"] / self.layouts["pp"]
-        bounds_s: Array = shares * work_s[self.layouts["strategy"]] * _ROUNDED_DOWN
-        return bounds_s
+    def layout_work_bounds_s(self, work_s: Array, strategies: Array | None = None) -> Array:
+        """Bound the plans of each layout the same way: by an equal share for each of its stages.
+
+        The layouts are all those of some strategies, by default of every one.
+        """
+        some = np.arange(len(self)) if strategies is None else strategies
+        return np.concatenate([np.zeros(0), *self._layouts_work_s(work_s, some)])
+
+    def _layouts_work_s(self, work_s: Array, strategies: Array) -> Iterator[Array]:
+        for s in strategies.tolist():
+            yield self._grid(self.sizes[s]).shares * work_s[s] * _ROUNDED_DOWN
 
     def bound(self, s: int, times: KindTimes) -> float:
         """Bound the fastest plan of strategy `s` from below by lower bounds of its times."""

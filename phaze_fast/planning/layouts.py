@@ -222,20 +222,23 @@ class LayoutGrid:
             choices += [
                 (order, schedule, vpp, possible & tried) for order, tried in self._orders(dp, pp)
             ]
-        shards = {
-            (order, zero): self._shards(zero, order, dp, pp, counted)
-            for order in {order for order, *_ in choices}
-            for zero in set(training.zero) - {0}
-        }
         positions: list[Array] = []  # of the widths of each combination, and what it adds to them
         added: list[tuple[int, int, int, int]] = []
         sharing: list[Array] = []
         for number, zero in enumerate(sorted(set(training.zero))):
+            shards = {
+                order: self._shards(zero, order, dp, pp, counted) if zero else [np.zeros_like(dp)]
+                for order in {order for order, *_ in choices}
+            }
             # A single shard is the same under every ZeRO stage.
             distinct = True if number == 0 else dp * self.strategy.cp > 1
+            tried = {
+                order: [(shard, (shard >= 0) & distinct) for shard in own]
+                for order, own in shards.items()
+            }
             for order, schedule, vpp, possible in choices:
-                for shard in shards.get((order, zero), [np.zeros(len(dp), dtype=np.int64)]):
-                    at = np.flatnonzero(possible & distinct & (shard >= 0))
+                for shard, allowed in tried[order]:
+                    at = np.flatnonzero(possible & allowed)
                     positions.append(at)
                     added.append((schedule, vpp, zero, order))
                     sharing.append(shard[at])
@@ -368,7 +371,7 @@ def sharing_counts(dp: int, ep: int) -> list[int]:
 def _replicas_in_node(dp: Array, most: Array, ep: int) -> Array:
     """Count the replicas of a node that can shard state; 0 where that is none or all of them."""
     inside = np.zeros(len(dp), dtype=np.int64)
-    for count in range(ep, int(most.max(initial=0)) + 1, ep):
+    for count in range(ep, min(int(most.max(initial=0)), int(dp.max(initial=1)) - 1) + 1, ep):
         inside[(dp % count == 0) & (count <= most) & (count < dp)] = count
     return inside
 

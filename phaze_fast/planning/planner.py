@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from phaze_fast.caching import nothing_collected
 from phaze_fast.errors import InfeasibleError, InvalidInputError, InvalidTypeError, UndecidedError
 from phaze_fast.hardware import Cluster
 from phaze_fast.models import Model
@@ -251,6 +252,7 @@ def with_headroom(training: Training, cluster: Cluster, headroom: float | str) -
     return training.replace(reserved_bytes=training.reserved_bytes + round(kept))
 
 
+@nothing_collected()
 def plan(
     model: Model | str,
     cluster: Cluster,
@@ -405,13 +407,14 @@ def _searched(
     some, work_s = evaluator, np.zeros(0)
     reach_s = limit_s = float("inf")  # of the work that is compared, and of the plans wanted
     if evaluator.has_all_layouts and (
-        len(evaluator) > _FEW_STRATEGIES or len(evaluator.layouts) > _FEW_LAYOUTS
+        len(evaluator) > _FEW_STRATEGIES or evaluator.layouts_possible > _FEW_LAYOUTS
     ):
         work_s = least_work_s(tuple(evaluator.sizes), cluster, workers)
         bounds_s = evaluator.work_bounds_s(work_s)
         reach_s = _least(bounds_s, _FEW_STRATEGIES)
-        few, few_s = evaluator.within(work_s, reach_s), work_s[bounds_s <= reach_s]
-        reach_s = min(reach_s, _least(few.layout_work_bounds_s(few_s), _FEW_LAYOUTS))
+        few = np.flatnonzero(bounds_s <= reach_s)
+        layouts_s = evaluator.layout_work_bounds_s(work_s, few)
+        reach_s = min(reach_s, _least(layouts_s[layouts_s <= reach_s], _FEW_LAYOUTS))
         some = evaluator.within(work_s, reach_s)
     while True:
         fastest = TopPlans([], Counter(), float("inf"))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any, cast
 
 import numpy as np
 
 from phaze_fast import _core
+from phaze_fast.caching import LruCache, as_one
 from phaze_fast.hardware import energy_table_of
 from phaze_fast.memory import (
     Optimizer,
@@ -30,7 +32,7 @@ from phaze_fast.opgraph import (
     Strategy,
     context_code,
     forms,
-    layer_graph,
+    layer_graphs,
     reasons,
 )
 from phaze_fast.records import FrozenDict
@@ -181,12 +183,22 @@ class StrategySizes:
         return sum(layer.count for layer in self.graph.layers if layer.kind not in BOUNDARY_KINDS)
 
 
+_VARIANTS: LruCache[tuple[Any, ...], tuple[tuple[str, ...], Mapping[str, int]]] = LruCache(256)
+"""The latest variants by what they depend on, which few strategies differ in."""
+
+
 def _distinct_variants(
-    graph: LayerGraph, recompute: Sequence[str]
-) -> tuple[tuple[str, ...], dict[str, int]]:
+    graph: LayerGraph, recompute: tuple[str, ...]
+) -> tuple[tuple[str, ...], Mapping[str, int]]:
     """Merge modes that recompute the same operators into variants; map each mode to its variant."""
-    first: dict[tuple[bool, tuple[frozenset[str], ...]], str] = {}
     blocks = [layer.forward for layer in graph.layers if layer.kind not in BOUNDARY_KINDS]
+    needed = "needed" in recompute
+    parts = ((block.names, block.casts, needed and block.needed) for block in blocks)
+    key = (recompute, *parts)
+    known = _VARIANTS.get(key)
+    if known is not None:
+        return known
+    first: dict[tuple[bool, tuple[frozenset[str], ...]], str] = {}
     same = {
         mode: first.setdefault(
             (OFFLOAD in mode.split("+"), tuple(block.recomputed(mode) for block in blocks)), mode
@@ -194,7 +206,8 @@ def _distinct_variants(
         for mode in recompute
     }
     variants = tuple(first.values())
-    return variants, {mode: variants.index(name) for mode, name in same.items()}
+    variant_of = FrozenDict({mode: variants.index(name) for mode, name in same.items()})
+    return _VARIANTS.put(key, (variants, variant_of))
 
 
 def _sent_bytes(graph: OpGraph, ranks: dict[int, int]) -> float:
@@ -227,15 +240,33 @@ def _table_bytes(graph: LayerGraph) -> float:
     return float(products["write_bytes"].max(initial=0.0))
 
 
+_Stored = tuple[float, list[float], list[float]]
+_STORED: LruCache[tuple[Any, ...], tuple[Layer, _Stored]] = LruCache(4096)
+"""Of the latest layers, by identity, which strategies share."""
+
+
+def _stored_bytes(layer: Layer, variants: tuple[str, ...], resident: bool) -> _Stored:
+    """Return the stored bytes of a layer: all, by variant, and at its peak by variant."""
+    key = id(layer), variants, resident
+    known = _STORED.get(key)
+    if known is None:  # the entry refers to the layer, so that its id is not reused
+        end = layer.kind in BOUNDARY_KINDS
+        modes = ("none",) * len(variants) if end else variants
+        stashed = [float(layer.forward.stashed_bytes(mode)) for mode in modes]
+        live = [layer.live_bytes(mode, resident) for mode in modes]
+        known = _STORED.put(key, (layer, (layer.forward.stashed_bytes(), stashed, live)))
+    return known[1]
+
+
 def _kind_records(
-    graph: LayerGraph, stored: LayerGraph, variants: Sequence[str], software: Software
+    graph: LayerGraph, stored: LayerGraph, variants: tuple[str, ...], software: Software
 ) -> Array:
     kinds: Array = np.zeros(len(graph.layers), dtype=_core.LAYER_KIND_DTYPE)
     by_layer = all(layer.peaks for layer in graph.layers)
     resident = software.resident_gradients
     for record, layer, kept in zip(kinds, graph.layers, stored.layers, strict=True):
         end, head = layer.kind in BOUNDARY_KINDS, layer.kind == "head"
-        whole = kept.forward.stashed_bytes()
+        whole, stashed, live = _stored_bytes(kept, variants, resident)
         record["parameters"] = layer.device_parameters
         record["expert_parameters"] = layer.expert_parameters
         record["frozen_parameters"] = layer.frozen_parameters
@@ -255,11 +286,10 @@ def _kind_records(
             record["slice_s"] = software.slice_host_s * matrices
         if software.stage_division == "work" or (software.stage_division == "blocks" and not end):
             record["stage_work"] = layer.forward.flops
-        for v, mode in enumerate(variants):
-            stash_bytes = whole if end else kept.forward.stashed_bytes(mode)
-            record["stash_bytes"][v] = 0.0 if head else stash_bytes
-            if not (head or (end and not by_layer)):
-                record["live_bytes"][v] = kept.live_bytes("none" if end else mode, resident)
+        many = len(variants)
+        record["stash_bytes"][:many] = 0.0 if head else stashed
+        if not (head or (end and not by_layer)):
+            record["live_bytes"][:many] = live
     return kinds
 
 
@@ -289,8 +319,25 @@ def _strategy_record(
     return record
 
 
-_layer_graph = lru_cache(maxsize=4096)(layer_graph)
+_GRAPHS: LruCache[tuple[Any, ...], LayerGraph] = LruCache(4096)
 """Graphs of strategies; those that differ in what they recompute alone share one."""
+_SIZES: LruCache[tuple[Any, ...], StrategySizes] = LruCache(512)
+"""The latest sizes of strategies."""
+
+
+def _layer_graphs(
+    model: Model, strategies: Sequence[Strategy], fusion: Fusion, precision: Precision
+) -> list[LayerGraph]:
+    """Return the graphs of strategies from the cache, or build those that it has not."""
+    query = as_one(model, fusion, precision)
+    keys = [(query, strategy) for strategy in strategies]
+    found = [_GRAPHS.get(key) for key in keys]
+    new = [at for at, graph in enumerate(found) if graph is None]
+    if new:
+        built = layer_graphs(model, [strategies[at] for at in new], fusion, precision)
+        for at, graph in zip(new, built, strict=True):
+            found[at] = _GRAPHS.put(keys[at], graph)
+    return cast(list[LayerGraph], found)
 
 
 def strategy_faults(model: Model, strategy: Strategy, software: Software) -> list[str]:
@@ -309,7 +356,6 @@ def strategy_faults(model: Model, strategy: Strategy, software: Software) -> lis
     return reasons(model_as_run(model, software, strategy.tp), strategy)
 
 
-@lru_cache(maxsize=512)
 def strategy_sizes(
     model: Model,
     strategy: Strategy,
@@ -334,45 +380,79 @@ def strategy_sizes(
         Which operators are fused; see `phaze_fast.opgraph.layer_graph`.
     """
     used = load_software(DEFAULT) if software is None else software
-    model = model_as_run(model, used, strategy.tp)
     formats = load_precision(BF16) if precision is None else precision
-    graph = _layer_graph(model, strategy, fusion, formats)
-    shares = strategy
-    if used.split_storage and strategy.tp > 1 and not strategy.sequence_parallel:
-        split = strategy.replace(sequence_parallel=True)
-        shares = strategy if reasons(model, split) else split  # odd rows count as whole
-    variants, variant_of = _distinct_variants(graph, recompute)
-    return StrategySizes(
-        graph=graph,
-        software=used,
-        precision=formats,
-        fusion=fusion,
-        variants=variants,
-        variant_of=FrozenDict(variant_of),
-        stored=graph if shares is strategy else _layer_graph(model, shares, fusion, formats),
-    )
+    return _sizes(model, [strategy], recompute, used, formats, fusion)[0]
 
 
-def fused_sizes(
+def _sizes(
     model: Model,
-    strategy: Strategy,
+    strategies: Sequence[Strategy],
     recompute: tuple[str, ...],
     software: Software,
     precision: Precision,
     fusion: Fusion,
 ) -> list[StrategySizes]:
-    """Size a model's layers under a strategy with each form of fusion that a search chooses from.
+    """Size a model's layers under strategies that have one sequence length."""
+    query = as_one(model, recompute, software, precision, fusion)
+    keys = [(query, strategy) for strategy in strategies]
+    found = [_SIZES.get(key) for key in keys]
+    by_model: dict[Model, list[int]] = {}
+    as_run = {tp: model_as_run(model, software, tp) for tp in {s.tp for s in strategies}}
+    for at, known in enumerate(found):
+        if known is None:
+            by_model.setdefault(as_run[strategies[at].tp], []).append(at)
+    for run, new in by_model.items():
+        graphs = _layer_graphs(run, [strategies[at] for at in new], fusion, precision)
+        shares = [_with_storage_split(run, strategies[at], software) for at in new]
+        split = [own for own in shares if own is not None]
+        stored = iter(_layer_graphs(run, split, fusion, precision))
+        for at, graph, own in zip(new, graphs, shares, strict=True):
+            found[at] = _SIZES.put(
+                keys[at],
+                StrategySizes(
+                    graph,
+                    software,
+                    precision,
+                    fusion,
+                    *_distinct_variants(graph, recompute),
+                    graph if own is None else next(stored),
+                ),
+            )
+    return cast(list[StrategySizes], found)
+
+
+def _with_storage_split(model: Model, strategy: Strategy, software: Software) -> Strategy | None:
+    """Return the strategy whose stored bytes count, if the software splits them otherwise."""
+    if not software.split_storage or strategy.tp == 1 or strategy.sequence_parallel:
+        return None
+    split = strategy.replace(sequence_parallel=True)
+    return None if reasons(model, split) else split  # odd rows count as whole
+
+
+def fused_sizes(
+    model: Model,
+    strategies: Sequence[Strategy],
+    recompute: tuple[str, ...],
+    software: Software,
+    precision: Precision,
+    fusion: Fusion,
+) -> list[StrategySizes]:
+    """Size a model's layers under strategies with each form of fusion that a search chooses from.
 
     Forms under which the layers have the same operators count once. Parameters are those of
     `strategy_sizes`.
     """
-    distinct: dict[tuple[float, ...], StrategySizes] = {}
-    for form in forms(fusion):
-        own = strategy_sizes(model, strategy, recompute, software, precision, form)
-        passes = [layer.backward for layer in own.graph.layers]
-        key = (*(len(one) for one in passes), *(one.weight_bytes for one in passes))
-        distinct.setdefault(key, own)
-    return list(distinct.values())
+    runs = (recompute, software, precision)
+    columns = [_sizes(model, strategies, *runs, form) for form in forms(fusion)]
+    found: list[StrategySizes] = []
+    for every in zip(*columns, strict=True):
+        distinct: dict[tuple[float, ...], StrategySizes] = {}
+        for own in every:
+            passes = [layer.backward for layer in own.graph.layers]
+            key = (*(len(one) for one in passes), *(one.weight_bytes for one in passes))
+            distinct.setdefault(key, own)
+        found += distinct.values()
+    return found
 
 
 @lru_cache(maxsize=64)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from phaze_fast.caching import LruCache
+from phaze_fast.caching import LruCache, as_one
 from phaze_fast.cost import Costs, estimate_costs
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import (
@@ -299,34 +299,45 @@ class KindTimes:
 
 
 class LayerParts(NamedTuple):
-    """The part of a layer's times that does not depend on its schedule, by chip."""
+    """The part of layers' times that does not depend on their schedules, shape (layers, chips)."""
 
     again_s: Array
-    """Seconds of recomputed operators, shape (chips, variants); NaN: the whole forward pass."""
+    """Seconds of recomputed operators, shape (layers, chips, variants); NaN: the whole forward
+    pass."""
     weight_grad_share: Array
     forward_j: Array
     backward_j: Array
-    """Shape (chips, variants)."""
-    host_s: tuple[float, float]
-    host_again_s: list[float]
-    """Of the backward pass, by variant."""
+    """Shape (layers, chips, variants)."""
+    host_s: Array
+    """Of both passes, shape (layers, 2)."""
+    host_again_s: Array
+    """Of the backward pass, shape (layers, variants)."""
 
     @classmethod
     def of(
-        cls, layer: Layer, costs: Costs, at: int, variants: Sequence[str], software: Software | None
+        cls,
+        layer: Layer,
+        costs: Costs,
+        at: Array,
+        variants: Sequence[str],
+        software: Software | None,
     ) -> LayerParts:
-        """Build the parts of a layer whose passes have the costs of graphs `at` and after it."""
+        """Build the parts of alike layers whose passes have the costs of graphs `at` and after."""
         passes = _Passes.of(layer, tuple(variants), software)
         seconds, spent, own_s = costs.time_s(at), costs.dynamic_j(at), costs.time_s(at + 1)
         own_j = _summed(costs.dynamic_j(at + 1))
-        again_s, backward_j = np.zeros((2, costs.chips, len(variants)))
+        again_s, backward_j = np.zeros((2, len(own_j), len(variants)))
         for v, again in enumerate(passes.again):
             again_s[:, v] = np.nan if again.all() else _summed(seconds, again)
             backward_j[:, v] = own_j + _summed(spent, again)
         late, total = _summed(own_s, passes.late), _summed(own_s)
-        share = np.divide(late, total, where=total > 0, out=np.zeros(costs.chips))
-        host_s, host_again_s = passes.host_s, passes.host_again_s
-        return cls(again_s, share, _summed(spent), backward_j, host_s, host_again_s)
+        share = np.divide(late, total, where=total > 0, out=np.zeros(len(total)))
+        by_chip = (again_s, share, _summed(spent), backward_j)
+        by_layer = (np.array(values) for values in (passes.host_s, passes.host_again_s))
+        return cls(
+            *(values.reshape(len(at), costs.chips, *values.shape[1:]) for values in by_chip),
+            *(np.tile(values, (len(at), 1)) for values in by_layer),
+        )
 
 
 class _Passes(NamedTuple):
@@ -407,32 +418,29 @@ class FixedParts:
         """
         software = sizes[0].software if hosted else None
         variants = sizes[0].variants
-        known: dict[int, LayerParts] = {}
-        for s in sizes:
-            for layer in s.graph.layers:
-                if id(layer) not in known:
-                    at = places[id(layer)]
-                    known[id(layer)] = LayerParts.of(layer, costs, at, variants, software)
-        own = [[known[id(layer)] for layer in s.graph.layers] for s in sizes]
+        layers = {places[id(layer)]: layer for s in sizes for layer in s.graph.layers}
+        alike = [at[[n in layers for n in at.tolist()]] for at in costs.alike]
+        alike = [at for at in alike if len(at)]
+        row_of = {n: row for row, n in enumerate(np.concatenate(alike).tolist())}
+        parts = [LayerParts.of(layers[int(at[0])], costs, at, variants, software) for at in alike]
+        every = LayerParts(*map(np.concatenate, zip(*parts, strict=True)))
+        own = np.array([[row_of[places[id(k)]] for k in s.graph.layers] for s in sizes])
         waits = [[expert_wait_s(s.graph, k.kind, software) for k in s.graph.layers] for s in sizes]
 
-        def by_chip(name: str) -> Array:  # (strategies, kinds, chips, ...) to (rows, ..., kinds)
-            stacked = np.array([[getattr(parts, name) for parts in layers] for layers in own])
-            moved = np.ascontiguousarray(np.moveaxis(stacked, 1, -1))
+        def by_chip(values: Array) -> Array:  # (layers, chips, ...) to (rows, ..., kinds)
+            moved = np.ascontiguousarray(np.moveaxis(values[own], 1, -1))
             return moved.reshape(-1, *moved.shape[2:])
 
-        def by_pass(values: Any) -> Array:  # (strategies, kinds, ...), the same on every chip
-            return np.repeat(np.moveaxis(np.array(values), 1, -1), costs.chips, axis=0)
+        def by_pass(values: Array) -> Array:  # (strategies, kinds, ...), the same on every chip
+            return np.repeat(np.moveaxis(values, 1, -1), costs.chips, axis=0)
 
-        names = ("again_s", "weight_grad_share", "forward_j", "backward_j")
-        host = [[parts.host_s for parts in layers] for layers in own]
-        host_again = [[parts.host_again_s for parts in layers] for layers in own]
+        host = (every.host_s[own], every.host_again_s[own], np.array(waits))
         powers = (hbm_bytes_per_s, costs.static_w, costs.limit_w)
         return cls(
-            *map(by_chip, names),
-            *map(by_pass, (host, host_again, waits)),
+            *map(by_chip, every[:4]),
+            *map(by_pass, host),
             *(np.tile(power, len(sizes)) for power in powers),
-            *np.zeros((2, len(sizes) * costs.chips, len(own[0]))),
+            *np.zeros((2, len(sizes) * costs.chips, own.shape[1])),
         )
 
     def times(self, makespan_s: Array, proven: Array) -> KindTimes:
@@ -787,6 +795,41 @@ def _spread(rows: Array, at: Sequence[int], count: int) -> Array:
     return spread
 
 
+_ROOTS: LruCache[tuple[object, ...], tuple[Layer, list[float], list[bool]]] = LruCache(2**13)
+"""Bounds of both passes of the latest layers, by identity, and whether they are proven times."""
+
+
+def _roots(
+    sizes: Sequence[StrategySizes], costs: Costs, cluster: Cluster, threads: int
+) -> tuple[Array, Array]:
+    """Bound the layers of strategies from below by the roots of their branch-and-bound trees.
+
+    Returns
+    -------
+    tuple
+        Seconds, and whether a schedule takes no longer, shape (graphs, 1).
+    """
+    first, places = sizes[0], layer_places(sizes)
+    layers = {id(layer): layer for s in sizes for layer in s.graph.layers}
+    hidden = (first.strategy.expert_overlap, first.strategy.overlap_experts)
+    query = as_one(cluster, first.software, *hidden)
+    known = {key: _ROOTS.get((query, key)) for key in places}
+    if not all(known.values()):
+        roots = schedule_layers(costs, max_nodes=1, threads=threads)
+        bounds_s, proven = roots.bound_s[:, 0].tolist(), roots.proven[:, 0].tolist()
+        for (
+            key,
+            at,
+        ) in places.items():  # the entry refers to the layer, so that its id is not reused
+            entry = layers[key], bounds_s[at : at + 2], proven[at : at + 2]
+            known[key] = _ROOTS.put((query, key), entry)
+    entries = [entry for entry in known.values() if entry is not None]
+    bounds = [bound_s for _, both_s, _ in entries for bound_s in both_s]
+    return np.array(bounds)[:, None], np.array([one for *_, both in entries for one in both])[
+        :, None
+    ]
+
+
 @lru_cache(maxsize=16)
 def least_work_s(sizes: tuple[StrategySizes, ...], cluster: Cluster, threads: int = 1) -> Array:
     """Bound the seconds of a micro-batch through all layers, both passes, from below by strategy.
@@ -796,17 +839,21 @@ def least_work_s(sizes: tuple[StrategySizes, ...], cluster: Cluster, threads: in
     """
     found: dict[StrategySizes, float] = {}
     for some, costs, _ in priced(sizes, cluster, found, threads):
-        bounds_s = schedule_layers(costs, max_nodes=1, threads=threads).bound_s[:, 0].tolist()
-        places = layer_places(some)
+        bounds_s = _roots(some, costs, cluster, threads)[0][:, 0].tolist()
+        places, passes_s = layer_places(some), dict[int, tuple[float, float]]()
         for s in some:
             found[s] = 0.0
             for layer in s.graph.layers:
-                at, products = places[id(layer)], (layer.forward.products, layer.backward.products)
-                wait_s = expert_wait_s(s.graph, layer.kind, s.software)
-                forward_s = max(bounds_s[at], host_s(s.software, products[0])) + wait_s[0]
-                launch_s = host_s(s.software, products[0][:0], products[1])
-                backward_s = max(bounds_s[at + 1], launch_s) + wait_s[1]
-                found[s] += layer.count * (forward_s + backward_s)
+                if id(layer) not in passes_s:
+                    at, own = places[id(layer)], (layer.forward.products, layer.backward.products)
+                    launch_s = host_s(s.software, own[0]), host_s(s.software, own[0][:0], own[1])
+                    least_s = max(bounds_s[at], launch_s[0]), max(bounds_s[at + 1], launch_s[1])
+                    passes_s[id(layer)] = least_s
+                wait_s, least_s = (
+                    expert_wait_s(s.graph, layer.kind, s.software),
+                    passes_s[id(layer)],
+                )
+                found[s] += layer.count * (least_s[0] + wait_s[0] + (least_s[1] + wait_s[1]))
     return np.array([found[s] for s in sizes])
 
 
@@ -837,8 +884,7 @@ class LazyTimes:
         self.sizes, self._on = sizes, (cluster, optimizer, cache, threads)
         known = _known_bounds(cluster)
         for some, costs, rate in priced([sizes[s] for s in used], cluster, known, threads):
-            roots = schedule_layers(costs, max_nodes=1, threads=threads)
-            rows = _of_layers(some, costs, rate, roots.bound_s, roots.proven)
+            rows = _of_layers(some, costs, rate, *_roots(some, costs, cluster, threads))
             known.update(zip(some, rows, strict=True))
         bounds = KindTimes.concatenated([known[sizes[s]] for s in used])
         bounds = _streaming([sizes[s] for s in used], bounds, cluster, optimizer, bounds=True)

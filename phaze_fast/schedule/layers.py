@@ -306,7 +306,7 @@ def schedule_layers(
     cache: ScheduleCache | None = None,
     enough_s: Array | None = None,
 ) -> LayerTimes:
-    """Schedule every graph of `costs` on every chip, in one call per graph; the GIL is released.
+    """Schedule every graph of `costs` on every chip; the GIL is released.
 
     Equal latencies on equal cores are scheduled once.
 
@@ -342,25 +342,26 @@ def schedule_layers(
     """
     limits = _Limits(_is_overlap(rule), max_nodes, time_limit_s, thread_count(threads))
     cores = np.ascontiguousarray(costs.cores)
-    latencies = tuple((costs.one_core_s(i), costs.time_s(i)) for i in range(len(costs.graphs)))
-    solved = [
-        _scheduled(
-            _Problem(layer, one, every, cores),
-            limits,
-            cache,
-            None if enough_s is None else enough_s[i],
-        )
-        for i, (layer, (one, every)) in enumerate(zip(costs.graphs, latencies, strict=True))
-    ]
+    count = len(costs.graphs)
+    found: list[tuple[Array, ...]] = [()] * count
+    for at in costs.alike:
+        one, every = costs.one_core_s(at), costs.time_s(at)
+        enough = None if enough_s is None else enough_s[at].reshape(-1)
+        problem = _Problem(costs.graphs[at[0]], one, every, np.tile(cores, (len(at), 1)))
+        solved = (*_scheduled(problem, limits, cache, enough), one, every)
+        for k, graph in enumerate(at.tolist()):
+            mine = slice(k * costs.chips, (k + 1) * costs.chips)
+            found[graph] = tuple(values[mine] for values in solved)
+    makespan, bound, proved, nodes, starts, modes, ones, everies = zip(*found, strict=True)
     return LayerTimes(
         graphs=costs.graphs,
-        makespan_s=np.array([s.makespan for s in solved]),
-        bound_s=np.array([s.bound for s in solved]),
-        proved_by=np.array([s.proved for s in solved]).astype(np.int32),
-        nodes=np.array([s.nodes for s in solved]).astype(np.int64),
-        _starts=tuple(s.starts for s in solved),
-        _modes=tuple(s.modes for s in solved),
-        _latencies=latencies,
+        makespan_s=np.array(makespan),
+        bound_s=np.array(bound),
+        proved_by=np.array(proved).astype(np.int32),
+        nodes=np.array(nodes).astype(np.int64),
+        _starts=starts,
+        _modes=modes,
+        _latencies=tuple(zip(ones, everies, strict=True)),
         _costs=costs,
         _overlap=limits.overlap,
     )
