@@ -1,4 +1,4 @@
-"""A thread-safe in-memory cache of limited size that evicts the least recently used entries."""
+"""A thread-safe cache of limited size, keys hashed once, and a pause of garbage collection."""
 
 from __future__ import annotations
 
