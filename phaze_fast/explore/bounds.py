@@ -149,14 +149,20 @@ class PricedChips:
         return self._times(np.array(least_s))
 
     def rule_out(
-        self, limits_s: Array, steps_s: Callable[[KindTimes, Array], Array], threads: int = 1
-    ) -> KindTimes:
-        """Bound the layers from below, tightly enough to prove that a step exceeds its limit.
+        self,
+        limits_s: Array,
+        steps_s: Callable[[KindTimes, Array], Array],
+        plans_s: Callable[[KindTimes, KindTimes, Array], Array],
+        threads: int = 1,
+    ) -> tuple[KindTimes, Array]:
+        """Bound the layers and the step from below, to prove that the step exceeds its limit.
 
-        Branch and bound that looks only for schedules shorter than a given length visits far fewer
-        nodes than one that looks for the optimum. The length for each layer is interpolated between
-        its root bound and its list schedule, by the same fraction for all layers: the one with
-        which the bound of the step exceeds its limit.
+        A plan of layers as short as their bounds takes no longer than one of the layers, if what
+        hides exchanges of gradients is as long as their list schedules.
+
+        Branch and bound that looks only for schedules shorter than a given length visits few nodes.
+        The length for each layer is interpolated between its root bound and its list schedule, by
+        one fraction: that with which the plan exceeds its limit, if it grows as the step's bound.
 
         Parameters
         ----------
@@ -164,26 +170,38 @@ class PricedChips:
             Seconds of a step for each chip.
         steps_s
             Computes lower bounds of a step from those of the layers, on chips by position.
+        plans_s
+            Computes lower bounds of plans, or of steps, from times of layers and bounds of those.
         threads
             At most this many; the answer does not depend on it.
         """
         list_s, root_s, proven = self._root(threads)
-        at_root_s = steps_s(self._times(root_s), np.arange(len(self)))
-        # Chips whose bound exceeds the limit, or on which nothing fits, need no proof; those within
-        # the limit with the list schedules cannot be ruled out.
-        below = np.flatnonzero(at_root_s <= limits_s)
-        most_s = np.full(len(self), np.inf)
+        root, longest = self._times(root_s), self._times(list_s)
+
+        def raise_by_plans(least: KindTimes) -> None:
+            at = np.flatnonzero((least_s <= limits_s) & ~proven.all(axis=0))
+            if len(at):
+                own, most = least.at(at), longest.at(at)
+                short = replace(own, plain_s=most.plain_s, step_s=most.step_s)
+                least_s[at] = np.maximum(least_s[at], plans_s(short, own, at))
+
+        at_root_s = steps_s(root, np.arange(len(self)))
+        least_s = at_root_s.copy()
+        raise_by_plans(root)
+        below = np.flatnonzero(least_s <= limits_s)
+        most_s = np.full(len(self), -np.inf)
         if len(below):
-            most_s[below] = steps_s(self.at(below)._times(list_s[:, below]), below)
-        open_ = (at_root_s <= limits_s) & (limits_s < most_s) & np.isfinite(most_s)
-        fraction = np.zeros(len(self))
-        rise_s = most_s[open_] - at_root_s[open_]
-        needed = (limits_s[open_] - at_root_s[open_]) / rise_s * _BEYOND_LIMIT
-        fraction[open_] = np.minimum(needed, 1.0)
+            most_s[below] = steps_s(longest.at(below), below)
+        rise = np.divide(at_root_s, least_s, out=np.ones(len(self)), where=least_s > at_root_s)
+        fraction = _fractions(at_root_s, most_s, limits_s * rise)
         enough_s = root_s + fraction * (list_s - root_s)
-        wanted = open_ & ~proven
+        wanted = (fraction > 0.0) & ~proven
+        if not wanted.any():
+            return root, least_s
         _, bound_s, _ = layer_makespans(self.costs, wanted, MAX_NODES, threads, enough_s, True)
-        return self._times(np.fmax(root_s, bound_s))
+        least = self._times(np.fmax(root_s, bound_s))
+        raise_by_plans(least)
+        return least, least_s
 
     def schedule(self, threads: int = 1, nodes: int = MAX_NODES) -> tuple[KindTimes, KindTimes]:
         """Schedule the layers: their times, and proven lower bounds of them."""
@@ -194,6 +212,18 @@ class PricedChips:
         if times.proven.all():
             return times, times
         return times, self._times(np.where(sure, root_s, bound_s), proven)
+
+
+def _fractions(low_s: Array, high_s: Array, limits_s: Array) -> Array:
+    """Return how far from `low_s` to `high_s` steps exceed their limits; zero where they do not.
+
+    Those within the limit with the list schedules of their layers cannot be ruled out.
+    """
+    fractions = np.zeros(len(limits_s))
+    over = (limits_s < high_s) & np.isfinite(high_s)
+    needed = (limits_s[over] - low_s[over]) / (high_s[over] - low_s[over]) * _BEYOND_LIMIT
+    fractions[over] = np.minimum(needed, 1.0)
+    return fractions
 
 
 def _longest_path(graph: OpGraph, seconds: Array) -> Array:

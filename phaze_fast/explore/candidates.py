@@ -297,17 +297,28 @@ class CandidateTable:
         self._priced.clear()
 
     def schedule(
-        self, s: int, groups: Array, limits_s: Array | None = None, threads: int | None = None
+        self,
+        s: int,
+        groups: Array,
+        limits_s: Array | None = None,
+        threads: int | None = None,
+        planned: bool = False,
     ) -> None:
-        """Schedule candidates, except those proven to take longer than their limit."""
+        """Schedule candidates, except those proven to take longer than their limit.
+
+        Their steps are bounded by the best plans of layers as short as their bounds if `planned`.
+        """
         threads = threads or self._threads
         limits_s = np.full(len(groups), np.inf) if limits_s is None else limits_s
         limited = np.isfinite(limits_s)
         if limited.any():
             some = groups[limited]
             arrays = [self._chips(s, some, threads), self.largest[some], limits_s[limited]]
-            parts = self._evaluate(SearchProblem.rule_out, s, arrays, threads=threads)
-            self._raise_by(s, some, KindTimes.concatenated(parts), SCHEDULED - 1, threads)
+            parts = self._evaluate(SearchProblem.rule_out, s, arrays, planned, threads=threads)
+            self._raise(s, some, np.concatenate([own for _, own in parts]), SCHEDULED - 1)
+            if self.energy.size:
+                least = KindTimes.concatenated([own for own, _ in parts])
+                self._raise_energy(s, some, *self.problem.least_energy_j(s, least))
             over = self.least[s, groups] > limits_s  # limits never rise, so these stay pruned
             self.level[s, groups[over]] = PLACED
             groups = groups[~over]

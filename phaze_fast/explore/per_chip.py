@@ -128,7 +128,7 @@ class PerChipSearch(BestFirstSearch):
         def finish(number: int, threads: int) -> None:
             i, s, at = pieces[number]
             table = self.tables[i]
-            table.schedule(s, at, self._below_s(i, s, at).max(axis=1), threads)
+            table.schedule(s, at, self._below_s(i, s, at).max(axis=1), threads, planned=True)
             ready = at[table.level[s, at] == SCHEDULED]
             answers[number] = list(table.place(s, ready, self._below_s(i, s, ready), threads))
             self.placed += len(ready)

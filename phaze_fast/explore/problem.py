@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,10 @@ from phaze_fast.tables import Array
 
 Chips = Array | PricedChips
 """Records of chips, or chips with their operators priced."""
+_WHOLE_PASSES = frozenset(("1f1b", "gpipe", "interleaved"))
+"""Schedules that do not split backward passes, so that no shorter pass makes a step longer."""
+_ROUNDED_UP = 1.0 + 1e-9
+"""Sums in another order differ in their last digits."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +73,16 @@ class SearchProblem:
     def _each_variant(self) -> tuple[Variant, ...]:
         return self.variants or (Variant(),)
 
-    @property
+    @cached_property
     def evaluators(self) -> tuple[PlanEvaluator, ...]:
         """The plan evaluator of each variant; prepared once in a process."""
         return _evaluators(
             self.model, self.cluster, self.training, self.capacities, self._each_variant
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the evaluators, which every process prepares for itself."""
+        return {name: value for name, value in self.__dict__.items() if name != "evaluators"}
 
     # ---- strategies of all variants ----
 
@@ -174,9 +183,15 @@ class SearchProblem:
         return self.price(s, chips, threads).bound(step, threads)
 
     def rule_out(
-        self, s: int, chips: Chips, capacity: Array, limits_s: Array, threads: int = 1
-    ) -> KindTimes:
-        """Bound the layers of strategy `s` far enough to prove that steps exceed their limits.
+        self,
+        s: int,
+        chips: Chips,
+        capacity: Array,
+        limits_s: Array,
+        planned: bool,
+        threads: int = 1,
+    ) -> tuple[KindTimes, Array]:
+        """Bound layers and steps of strategy `s`, to prove that the steps exceed their limits.
 
         Parameters
         ----------
@@ -188,13 +203,26 @@ class SearchProblem:
             Position of the HBM capacity of each chip.
         limits_s
             Seconds of a step for each chip.
+        planned
+            Whether steps are bounded by their best plans, where bounds of steps do not suffice.
         threads
             At most this many; the answer does not depend on it.
         """
         evaluator, k = self.of(s)
-        return self.price(s, chips, threads).rule_out(
-            limits_s, lambda least, at: evaluator.bounds(k, least, capacity[at], threads), threads
-        )
+        planned = planned and _WHOLE_PASSES.issuperset(self.training.schedule)
+
+        def steps_s(least: KindTimes, at: Array) -> Array:
+            return evaluator.bounds(k, least, capacity[at], threads)
+
+        def plans_s(times: KindTimes, least: KindTimes, at: Array) -> Array:
+            if not planned:
+                return steps_s(least, at)
+            below_s = np.full((len(at), len(self.capacities)), -np.inf)
+            over_s = limits_s[at] * _ROUNDED_UP
+            below_s[np.arange(len(at)), capacity[at]] = over_s
+            return np.minimum(evaluator.best_s(k, times, least, below_s, threads), over_s)
+
+        return self.price(s, chips, threads).rule_out(limits_s, steps_s, plans_s, threads)
 
     def schedule(
         self, s: int, chips: Chips, threads: int = 1, nodes: int = MAX_NODES

@@ -429,6 +429,16 @@ class PlanEvaluator:
         count = len(self.limits_bytes)
         return [placed[k : k + count] for k in range(0, len(placed), count)]
 
+    def best_s(
+        self, s: int, times: KindTimes, least: KindTimes, below_s: Array, threads: int = 1
+    ) -> Array:
+        """Bound the plans that `best` finds, and those it leaves open, from below, on each chip."""
+        limits = np.ascontiguousarray(below_s, dtype=np.float64).reshape(-1)
+        records = self.space.best(s, times, least, limits, threads)[0]
+        seconds = np.minimum(records["time_s"], records["open_s"])
+        shortest: Array = seconds.reshape(below_s.shape).min(axis=1) * _ROUNDED_DOWN
+        return shortest
+
     def energies_j(self, placed: Sequence[Placed], times: KindTimes, rows: Sequence[int]) -> Array:
         """Compute the joules of one step of each plan on the chip of its row of `times`."""
         pool: list[int] = []

@@ -93,9 +93,9 @@ def test_chips_go_to_threads_in_pieces(monkeypatch, threads, pieces):
     (table,), everything = search.tables, np.arange(5)
     schedule = table.schedule
 
-    def noted(s, groups, limits_s, threads):
+    def noted(s, groups, limits_s, threads, planned):
         asked.append(len(groups))
-        schedule(s, groups, limits_s, threads)
+        schedule(s, groups, limits_s, threads, planned)
 
     monkeypatch.setattr(table, "schedule", noted)
     search._finish(np.stack([0 * everything, 0 * everything, everything]))

@@ -301,6 +301,21 @@ class Layouts {
   CandidateQueue queue_;
 };
 
+// The layouts of a list with their quick bounds, as far as these are within a limit.
+template <typename Quick>
+CandidateQueue queue_of(const PlanSpaceImpl& space, std::size_t list, double work_s, double limit,
+                        const Quick& quick_s) {
+  CandidateQueue queue;
+  for (std::size_t k = 0; k < space.bounds.fitting[list].size(); ++k) {
+    if (space.bounds.fitting_lines[list][k].least_s(work_s) > limit) continue;
+    const std::int64_t r = space.bounds.fitting[list][k];
+    const double bound_s = quick_s(r);
+    if (bound_s <= limit && bound_s < kInfinite) queue.add(bound_s, r);
+  }
+  queue.arrange();
+  return queue;
+}
+
 }  // namespace
 
 PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
@@ -309,20 +324,34 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
   PlacedPlan best{kInfinite, 0.0, -1, {}};
   const StepTotals totals = totals_of(space, strategy, least);
   double limit = below_s;
-  std::vector<Candidate> partly;  // layouts that are solved in part
   const auto bound_s = [&](std::int64_t r, double enough_s, double* load_s) {
     return bound_of_layout(space, at(r), memory_limit, totals, least, enough_s, load_s);
   };
-  CandidateQueue queue;
+  const auto solve = [&](const Candidate& c, std::int64_t work) {
+    return solver->best(space, at(c.layout), times, space.bounds.memory_limits[memory_limit], limit,
+                        c.load_s, work);
+  };
+  const auto take = [&](PlacedPlan found) {
+    if (found.time_s == kInfinite) return;
+    if (best.layout >= 0 && plan_order(space, best) < plan_order(space, found)) return;
+    best = std::move(found);
+    limit = std::min(limit, best.time_s);
+  };
   const std::size_t list = at(strategy) * space.bounds.memory_limits.size() + memory_limit;
-  const double work_s = line_work_s(space, totals);
-  for (std::size_t k = 0; k < space.bounds.fitting[list].size(); ++k) {
-    if (space.bounds.fitting_lines[list][k].least_s(work_s) > limit) continue;
-    const std::int64_t r = space.bounds.fitting[list][k];
-    const double quick_s = bound_s(r, -kInfinite, nullptr);
-    if (quick_s <= limit && quick_s < kInfinite) queue.add(quick_s, r);
+  // The best layout on the chip before: its plan limits the others.
+  std::int64_t& last = solver->last_best(list);
+  std::int64_t solved = -1;
+  if (Candidate c{0.0, 0.0, last, false}; last >= 0 && bound_s(last, limit, &c.load_s) <= limit) {
+    PlacedPlan found = solve(c, 0);
+    if (found.open_s == kInfinite) {
+      solved = last;
+      take(std::move(found));
+    }
   }
-  queue.arrange();
+  CandidateQueue queue = queue_of(
+      space, list, line_work_s(space, totals), limit,
+      [&](std::int64_t r) { return r == solved ? kInfinite : bound_s(r, -kInfinite, nullptr); });
+  std::vector<Candidate> partly;  // layouts that are solved in part
   while (!queue.empty()) {
     Candidate c = queue.take();
     if (c.bound_s > limit) break;
@@ -331,29 +360,22 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
       if (sharper_s <= limit) queue.put_back(c, sharper_s);
       continue;
     }
-    PlacedPlan found = solver->best(space, at(c.layout), times,
-                                    space.bounds.memory_limits[memory_limit], limit, c.load_s, 0);
+    PlacedPlan found = solve(c, 0);
     if (found.open_s < kInfinite) {
       partly.push_back(c);
       partly.back().bound_s = std::max(c.bound_s, found.open_s);
     }
-    if (found.time_s == kInfinite) continue;
-    if (best.layout >= 0 && plan_order(space, best) < plan_order(space, found)) continue;
-    best = std::move(found);
-    limit = std::min(limit, best.time_s);
+    take(std::move(found));
   }
   double open_s = kInfinite;
   for (const Candidate& c : partly) {  // solved again with more work
     if (c.bound_s > limit) continue;
-    PlacedPlan found = solver->best(space, at(c.layout), times,
-                                    space.bounds.memory_limits[memory_limit], limit, c.load_s);
+    PlacedPlan found = solve(c, kMuchWork);
     if (found.open_s < kInfinite) open_s = std::min(open_s, std::max(c.bound_s, found.open_s));
-    if (found.time_s == kInfinite) continue;
-    if (best.layout >= 0 && plan_order(space, best) < plan_order(space, found)) continue;
-    best = std::move(found);
-    limit = std::min(limit, best.time_s);
+    take(std::move(found));
   }
   best.open_s = open_s < limit ? open_s : kInfinite;
+  if (best.layout >= 0) last = best.layout;
   return best;
 }
 

@@ -810,10 +810,15 @@ bool AssignmentSearch::choose_recompute(double limit_s, Partition* partition) {
   partition->variants.assign(at(on_.stages), 0);
   Bound bound;
   for (int stage = 0; stage < on_.stages; ++stage) {
-    const std::int32_t code = recompute_.fastest_of_assigned(*partition, stage);
-    const StageLoad load = code < 0 ? StageLoad{0.0, kInfinite} : load_of(*partition, stage, code);
-    if (KnownLoad* known = known_load(stage)) *known = {class_, load};
-    if (add_stage(load, &bound) > limit_s || code < 0) {
+    KnownLoad* known = known_load(stage);
+    const bool chosen = known != nullptr && known->of_class == class_ && known->recompute >= 0;
+    const std::int32_t code =
+        chosen ? known->recompute : recompute_.fastest_of_assigned(*partition, stage);
+    const StageLoad load = chosen     ? known->load
+                           : code < 0 ? StageLoad{0.0, kInfinite}
+                                      : load_of(*partition, stage, code);
+    if (known != nullptr && !chosen) *known = {class_, load, code};
+    if (add_stage(load, &bound) > limit_s * kLoose || code < 0) {
       last_too_long_ = stage;
       return false;
     }
@@ -863,10 +868,11 @@ bool AssignmentSearch::offer(double below_s, PlacedPlan* best) {
   const double limit = limit_s(below_s, *best);
   Bound bound;
   for (int stage = 0; stage < on_.stages; ++stage) {
-    const StageLoad load = load_of(partition_, stage, -1);
     KnownLoad* known = known_load(stage);
-    if (known != nullptr && known->of_class != class_) *known = {class_, load};
-    if (add_stage(load, &bound) > limit) return false;
+    const bool timed = known != nullptr && known->of_class == class_;
+    const StageLoad load = timed ? known->load : load_of(partition_, stage, -1);
+    if (known != nullptr && !timed) *known = {class_, load, -1};
+    if (add_stage(load, &bound) > limit * kLoose) return false;
   }
   if (!choose_recompute(limit, &partition_)) return false;
   const double tail_s = step_.take_passes(partition_);
@@ -886,6 +892,7 @@ bool AssignmentSearch::offer(double below_s, PlacedPlan* best) {
   if (faster) {
     best->time_s = time_s;
     best->partition = partition_;
+    best_by_load_ = by_load_;
   }
   if (in_tree_ && chain != nullptr) tree_.add(*chain, tree_limit_s(below_s, *best));
   return true;
@@ -907,11 +914,14 @@ void AssignmentSearch::try_all(bool count_first, bool count_last, double below_s
     if (known_too_long(limit_s(below_s, *best))) return false;
     return cut(count_first, base, &partition_) && offer(below_s, best);
   };
+  const bool all = choices(count, extras) <= (tree_.applies() ? kFew : kMost);
   std::fill(extra_.begin(), extra_.end(), 0);
+  by_load_ = !all;
   if (!bidirectional(on_.record())) spread_by_load(base, extras, count_first, count_last);
   if (extras == 0 || !bidirectional(on_.record())) offer_cut();
+  by_load_ = false;
   if (extras == 0) return;
-  if (choices(count, extras) <= (tree_.applies() ? kFew : kMost)) {
+  if (all) {
     std::fill(extra_.begin(), extra_.end(), 0);
     std::fill(extra_.begin(), extra_.begin() + extras, 1);
     do {
@@ -952,6 +962,8 @@ void AssignmentSearch::run(double below_s, std::int64_t work, PlacedPlan* best) 
   work_ = work;
   if (check() != PlanStatus::kOk) return;
   extra_.assign(at(places_of(on_.record())), 0);
+  std::vector<std::int32_t>& last_cuts = last_cuts_[on_.number()];
+  if (!last_cuts.empty()) below_s = std::min(below_s, known_s(last_cuts, below_s));
   for (const bool last : {false, true}) {
     for (const bool first : {false, true}) {
       if (first && on_.space->first_block == 0) continue;
@@ -959,9 +971,22 @@ void AssignmentSearch::run(double below_s, std::int64_t work, PlacedPlan* best) 
       try_all(first, last, below_s, best);
     }
   }
-  if (on_.space->cuts_of_software(on_.record()).empty()) return;
-  ++class_;  // these cuts are of no class, and loads of other stages are not those of theirs
-  if (even(&partition_) == PlanStatus::kOk) offer(below_s, best);
+  if (!on_.space->cuts_of_software(on_.record()).empty()) {
+    ++class_;  // these cuts are of no class, and loads of other stages are not those of theirs
+    if (even(&partition_) == PlanStatus::kOk) offer(below_s, best);
+  }
+  if (best->time_s < kInfinite && !best_by_load_ && !tree_.applies()) {
+    last_cuts = best->partition.cuts;
+  }
+}
+
+// The time of a plan with these cuts, which are tried on every chip; infinite if it is not below.
+double AssignmentSearch::known_s(const std::vector<std::int32_t>& cuts, double below_s) {
+  PlacedPlan known{kInfinite, 0.0, 0, {}};
+  ++class_;
+  partition_.cuts = cuts;
+  offer(below_s, &known);
+  return known.time_s * (1.0 + 2.0 * kTie);
 }
 
 // ---- assignments, searched ----

@@ -476,10 +476,12 @@ class AssignmentSearch {
     double before_s = 0.0;
     double least_s = 0.0;
   };
-  // The load of a stage with certain longer chunks, in the class of assignments of this number.
+  // The load of a stage with certain longer chunks, in the class of assignments of this number:
+  // with its recomputation, or, where that is not known to fit, a lower bound.
   struct KnownLoad {
     std::uint32_t of_class = 0;
     StageLoad load{};
+    std::int32_t recompute = -1;
   };
 
   PlanStatus check() const;
@@ -496,6 +498,7 @@ class AssignmentSearch {
   bool offer(double below_s, PlacedPlan* best);  // whether a step was simulated
   void try_all(bool count_first, bool count_last, double below_s, PlacedPlan* best);
   double tree_limit_s(double below_s, const PlacedPlan& best) const noexcept;
+  double known_s(const std::vector<std::int32_t>& cuts, double below_s);
 
   const LayoutOnChip& on_;
   RecomputeChooser& recompute_;
@@ -511,6 +514,10 @@ class AssignmentSearch {
   PassChains tree_chains_;  // of one search: its work does not depend on earlier ones
   std::int64_t work_ = 0;   // of the tree, for one class
   bool in_tree_ = false;    // whether partitions are offered by the tree
+  // Cuts of the last best assignment of each layout: one that is tried on every chip limits the
+  // time on the next. `by_load_`: whether the partition that is offered is not.
+  std::unordered_map<std::int64_t, std::vector<std::int32_t>> last_cuts_;
+  bool by_load_ = false, best_by_load_ = false;
 };
 
 // Work of a search over assignments, for each class of a layout: about 1 ms and 10 ms. Without work
@@ -547,6 +554,11 @@ class PlanSolver {
   PlanStatus even(const PlanSpaceImpl& space, std::size_t layout, const KindTimes& times,
                   std::int32_t variant, double usable_bytes, Partition* partition);
 
+  // The layout of the last best plan of a list of layouts; -1: there is none yet.
+  std::int64_t& last_best(std::size_t list) {
+    return last_best_.try_emplace(list, -1).first->second;
+  }
+
   const LayoutOnChip& on() const noexcept { return on_; }
   StepPlayer& step() noexcept { return step_; }
   const RecomputeChooser& recompute() const noexcept { return recompute_; }
@@ -557,6 +569,7 @@ class PlanSolver {
   RecomputeChooser recompute_{on_};
   PartitionSearch partitions_{on_, recompute_, step_};
   AssignmentSearch assignments_{on_, recompute_, step_};
+  std::unordered_map<std::size_t, std::int64_t> last_best_;
 };
 
 // The best plan of a strategy's layouts, and the best over several strategies on one chip; see

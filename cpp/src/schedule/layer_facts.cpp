@@ -271,7 +271,8 @@ double LayerFacts<Bits>::bound(const PartialSchedule<Bits>& m, Bits barred,
     last_s = std::max(last_s, r.finish_s);
     most = std::max(most, r.finish_s);  // successors are added below
   }
-  for_ops(all_ & ~m.started, [&](int op) {
+  for (Bits left = all_ & ~m.started; left != 0; left &= left - 1) {
+    const int op = first_of(left);
     double ready = m.now_s;
     for_ops(before_[op] & ~m.done, [&](int b) { ready = std::max(ready, finish_s[b]); });
     ready_s[op] = ready;
@@ -279,7 +280,8 @@ double LayerFacts<Bits>::bound(const PartialSchedule<Bits>& m, Bits barred,
     const double alone = (barred & op_bit<Bits>(op)) != 0 ? kInfinite : alone_s_[op];
     finish_s[op] = std::min(ready + overlap_s_[op], std::max(ready, last_s) + alone);
     most = std::max(most, finish_s[op] + rest_s_[op]);
-  });
+    if (most >= enough_s) return most;
+  }
   if (most >= enough_s) return most;
   if (path_weighting_ >= 0) most = std::max(most, path_bound(m, barred));
   if (most >= enough_s) return most;
@@ -293,17 +295,17 @@ double LayerFacts<Bits>::bound(const PartialSchedule<Bits>& m, Bits barred,
   const std::span<const std::int32_t> waiting{in_time, static_cast<std::size_t>(count)};
   if (m.started == 0) {
     for (int weighting = 0; weighting < weightings_ && most < enough_s; ++weighting) {
-      most = std::max(most, preemptive_bound(weighting, m, barred, waiting, ready_s));
+      most = std::max(most, preemptive_bound(weighting, m, barred, waiting, ready_s, enough_s));
     }
     return most;
   }
   // One weighting prunes nearly all states of a search. Of the others, one more is tried per state;
   // if it prunes the state, it becomes the first.
-  most = std::max(most, preemptive_bound(best_weighting_, m, barred, waiting, ready_s));
+  most = std::max(most, preemptive_bound(best_weighting_, m, barred, waiting, ready_s, enough_s));
   if (most >= enough_s || weightings_ < 2) return most;
   other_weighting_ = (other_weighting_ + 1) % weightings_;
   if (other_weighting_ == best_weighting_) other_weighting_ = (other_weighting_ + 1) % weightings_;
-  most = std::max(most, preemptive_bound(other_weighting_, m, barred, waiting, ready_s));
+  most = std::max(most, preemptive_bound(other_weighting_, m, barred, waiting, ready_s, enough_s));
   if (most >= enough_s) std::swap(best_weighting_, other_weighting_);
   return most;
 }
@@ -313,7 +315,7 @@ double LayerFacts<Bits>::bound(const PartialSchedule<Bits>& m, Bits barred,
 template <typename Bits>
 double LayerFacts<Bits>::preemptive_bound(int weighting, const PartialSchedule<Bits>& m,
                                           Bits barred, std::span<const std::int32_t> in_time,
-                                          const double* ready_s) const noexcept {
+                                          const double* ready_s, double enough_s) const noexcept {
   double left_s[kMostOps<Bits>];  // remaining work by rank
   Bits open = 0;                  // ranks that are ready and have work left
   for (int i = 0; i < m.running_count; ++i) {
@@ -326,7 +328,7 @@ double LayerFacts<Bits>::preemptive_bound(int weighting, const PartialSchedule<B
   double most = m.now_s;
   double clock = m.now_s;
   const auto work_until = [&](double until) {
-    while (open != 0) {
+    while (open != 0 && most < enough_s) {
       const int first = first_of(open);
       if (clock + left_s[first] > until) {
         left_s[first] -= until - clock;
@@ -345,6 +347,7 @@ double LayerFacts<Bits>::preemptive_bound(int weighting, const PartialSchedule<B
     if (share <= 0.0) continue;
     if (ready_s[op] > clock) {
       work_until(ready_s[op]);
+      if (most >= enough_s) return most;
       clock = std::max(clock, ready_s[op]);
     }
     left_s[rank_[op]] = share;

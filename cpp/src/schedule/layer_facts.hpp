@@ -142,8 +142,8 @@ class LayerFacts {
   void find_shares(int weighting) noexcept;
   int width(Bits set) const noexcept;
   double preemptive_bound(int weighting, const PartialSchedule<Bits>& partial, Bits barred,
-                          std::span<const std::int32_t> in_time,
-                          const double* ready_s) const noexcept;
+                          std::span<const std::int32_t> in_time, const double* ready_s,
+                          double enough_s) const noexcept;
   void rank_by_rest() noexcept;
 
   const LayerProblem& problem_;

@@ -11,8 +11,11 @@
 namespace phaze {
 namespace {
 
-constexpr std::int64_t kBetweenChecks = 256;    // nodes between checks of the clock
-constexpr std::int64_t kBeforeImproving = 256;  // nodes before the local search runs
+constexpr std::int64_t kBetweenChecks = 256;  // nodes between checks of the clock
+// Nodes before the local search runs, which takes as long as hundreds of them; most searches that
+// only decide need no better schedule.
+constexpr std::int64_t kBeforeImproving = 256;
+constexpr std::int64_t kBeforeImprovingToDecide = 2048;
 constexpr std::size_t kMaxRemembered = 1u << 20;
 
 // A node of the search tree: a time at which operators may start. Operators start in a fixed order,
@@ -182,7 +185,7 @@ class Search {
 
   bool out_of_budget() {
     if (stopped_) return true;
-    if (++nodes_ == kBeforeImproving) {
+    if (++nodes_ == (limits_.only_decide ? kBeforeImprovingToDecide : kBeforeImproving)) {
       improve_schedule(facts_, &best_);
       shortened();
     }
