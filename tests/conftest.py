@@ -3,6 +3,7 @@
 `pytest --hypothesis-profile=deep` draws thousands of fresh cases instead.
 """
 
+import gc
 import os
 
 from hypothesis import settings
@@ -12,3 +13,9 @@ os.environ.pop("COLUMNS", None)  # which pytest-xdist sets; output is as wide as
 settings.register_profile("steady", derandomize=True, max_examples=50, deadline=None)
 settings.register_profile("deep", max_examples=5000, deadline=None)
 settings.load_profile("steady")
+
+
+def pytest_collection_finish():
+    """Thousands of collected tests stay: only what tests make is looked through for garbage."""
+    gc.freeze()
+    gc.set_threshold(20_000)

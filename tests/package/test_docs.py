@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import importlib.util
 import pkgutil
 import re
 import shlex
@@ -19,6 +20,7 @@ MODULES = [
     module.name
     for module in pkgutil.walk_packages(phaze_fast.__path__, "phaze_fast.")
     if not module.name.endswith(("__main__", "_core", *WITH_TORCH))
+    and ">>>" in Path(importlib.util.find_spec(module.name).origin).read_text("utf-8")
 ]  # the last ones import torch, whose own tests run them
 
 
