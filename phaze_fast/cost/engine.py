@@ -650,11 +650,9 @@ def estimate_costs(
         raise InvalidInputError("chips: an empty list is not accepted; expected at least one")
     owned = [zip(_flat([one]), repeat(rank_groups(one)), strict=False) for one in listed]
     network = collectives_s(list(chain.from_iterable(owned)), wired)
-    ops = (
-        np.concatenate([graph.ops for graph in flat])
-        if flat
-        else np.zeros(0, dtype=_core.OPERATOR_DTYPE)
-    )
+    ops = np.empty(sum(len(graph.ops) for graph in flat), dtype=_core.OPERATOR_DTYPE)
+    if flat:  # into rows of a known type, which NumPy then need not work out of all
+        np.concatenate([graph.ops for graph in flat], out=ops)
     unfused = (ops["function"] == 0) & (ops["epilogue"] == 0)
     tiered = batch.stacked is not None or any(graph.resident for graph in flat)
     kept = _Kept.of(flat, batch) if tiered else None

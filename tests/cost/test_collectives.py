@@ -443,7 +443,7 @@ def priced_as_its_ranks(data, fabric, op, payload):
         assert time_s(fabric, op, payload, shape) == pytest.approx(fastest, rel=1e-10)
 
 
-@some_or_many(400, 2500, thorough=True)
+@some_or_many(200, 2500, thorough=True)
 def test_two_runs_are_priced_as_their_ranks(cases):
     law = given(data=st.data(), fabric=FABRICS, op=OPS, payload=payloads)(priced_as_its_ranks)
     settings(max_examples=cases)(law)()

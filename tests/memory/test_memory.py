@@ -8,6 +8,7 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
+from case_counts import some_or_many
 from hypothesis import given
 from hypothesis import strategies as st
 from reference.memory import held, stage_terms
@@ -79,8 +80,9 @@ def random_rows(n, seed=5):
     return rows
 
 
-def test_the_kernel_matches_the_oracle():
-    rows = random_rows(1500)
+@some_or_many(500, 1500)
+def test_the_kernel_matches_the_oracle(cases):
+    rows = random_rows(cases)
     found = footprint_batch(rows)
     for row, terms in zip(rows, found, strict=True):
         expected = stage_terms(row, SCHEDULES, FRAGMENTATION)

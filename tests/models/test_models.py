@@ -7,11 +7,10 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from golden_files import GOLDEN, hf_entries
+from golden_files import golden_yaml, hf_entries
 from refusals import refusal
 
 from phaze_fast import models
-from phaze_fast.documents import read_document
 from phaze_fast.errors import InvalidInputError, MissingExtraError
 
 PHAZE = {  # name: layers, hidden, heads, sequence length
@@ -83,7 +82,7 @@ def test_a_dense_mixture_is_the_dense_model_and_its_router():
 
 # ---- HuggingFace ----
 
-REFUSED = read_document(GOLDEN / "hf_refused.yaml")
+REFUSED = golden_yaml("hf_refused.yaml")
 LLAMA, T5, BERT, OPT = REFUSED["configurations"].values()
 
 

@@ -9,6 +9,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from case_counts import slow_ones
 
 import phaze_fast
 from phaze_fast.cli.main import main
@@ -30,12 +31,6 @@ def blocks(page, language):
 
 def commands(page):
     return [line[2:] for block in blocks(page, "console") for line in block.splitlines()]
-
-
-def slow_ones(names, *slow):
-    """The names as parameters, of which some take seconds and run with the slow tests."""
-    assert set(slow) <= set(names)
-    return [pytest.param(n, marks=pytest.mark.slow) if n in slow else n for n in names]
 
 
 LONG_EXAMPLES = [

@@ -2,13 +2,14 @@
 
 import json
 import pickle
+from pathlib import Path
 
 import pytest
 import yaml
-from golden_files import GOLDEN, refused_calls
+from golden_files import GOLDEN, golden_yaml, refused_calls
 from refusals import refusal
 
-from phaze_fast import models
+from phaze_fast import documents, models
 from phaze_fast.documents import digest, parse_text, read_document
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import (
@@ -22,7 +23,7 @@ from phaze_fast.hardware import (
 )
 from phaze_fast.schemas import parse_as
 
-REFUSED = read_document(GOLDEN / "refused_files.yaml")
+REFUSED = golden_yaml("refused_files.yaml")
 GOOD = {kind: entry["base"] for kind, entry in REFUSED.items()}
 GOOD["model"] = models.load(GOOD["model"]).to_dict()
 GOOD["graph"] = models.load(GOLDEN / GOOD["graph"]).to_dict()
@@ -134,6 +135,15 @@ def test_yaml_still_reads_everything_else():
     found, usual = parse_text(text, "t"), yaml.safe_load(text)
     found.pop("i"), usual.pop("i")
     assert found == usual
+
+
+@pytest.mark.slow
+def test_files_of_the_package_are_what_the_reader_of_any_file_makes_of_them():
+    files = list(Path(documents.__file__).parent.rglob("*.yaml"))
+    assert len(files) > 50
+    for file in files:
+        text = file.read_text("utf-8")
+        assert repr(yaml.load(text, documents._OwnLoader)) == repr(parse_text(text, "t")), file
 
 
 # ---- identity ----

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from case_counts import first_slow
+from case_counts import first_slow, some_or_many
 from oracle_cases import random_cases, random_recompute
 from reference.plan import evaluate
 
@@ -69,8 +69,9 @@ def agree_on(seeds):
             assert_agree(model, cluster, spec)
 
 
-def test_plans_take_what_the_oracle_says():
-    agree_on(range(10))
+@some_or_many(5, 10)
+def test_plans_take_what_the_oracle_says(cases):
+    agree_on(range(cases))
 
 
 @pytest.mark.slow

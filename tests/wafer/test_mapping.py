@@ -41,7 +41,7 @@ from phaze_fast.wafer.search.bounds import roofline
 # ---- the whole evaluation ----
 
 
-@some_or_many(100, 400)
+@some_or_many(50, 400)
 def test_all_terms_agree_with_the_oracle(cases):
     rng = random.Random(1)
     bound = 0
@@ -490,10 +490,11 @@ THETAS = PHIS = (0.0, 0.5, 1.0)
 # ---- rules of the encoding ----
 
 
-def test_choices_are_all_axis_assignments_that_keep_the_rules():
+@some_or_many(20, 60)
+def test_choices_are_all_axis_assignments_that_keep_the_rules(cases):
     """Also the rule of at most so many runs of roles along an axis, on long sides."""
     rng = random.Random(6)
-    cases = [random_case(rng, sides=(8, 4)) for _ in range(60)]
+    cases = [random_case(rng, sides=(8, 4)) for _ in range(cases)]
     for sides, roles in (((16, 2), "BMR"), ((2, 32), "NR")):
         long = small(1, slots=tuple(tuple(run) for run in slots_of(*sides)))
         long.ops[0].roles = roles
@@ -578,10 +579,11 @@ def prices(case, time_s):
     return [0.0, *(unit * f for f in (0.01, 0.1, 0.5, 1.0, 3.0, 30.0))]
 
 
-def test_the_bound_is_below_every_mapping_of_tiny_problems():
+@some_or_many(100, 300)
+def test_the_bound_is_below_every_mapping_of_tiny_problems(cases):
     rng = random.Random(1)
-    cases = costlier = 0
-    for _ in range(300):
+    compared = costlier = 0
+    for _ in range(cases):
         case = tiny_case(rng)
         mapping = compiled(case)
         if math.prod(2 * len(mapping.choices(i)) for i in range(len(case.ops))) > 3000:
@@ -591,7 +593,7 @@ def test_the_bound_is_below_every_mapping_of_tiny_problems():
         case.rules["capacity_bytes"] = least * (1.0 + 0.5 * rng.random() ** 3) + 1e-3
         mapping = compiled(case)
         times = [s["time_s"] for s in every_score(case, mapping) if s["over_bytes"] == 0.0]
-        cases += bool(times)
+        compared += bool(times)
         for best in [min(times)] if times else []:
             free = max(mapping.relaxation().bound(theta, 0.0)[0] for theta in THETAS)
             for given in itertools.product(THETAS, prices(case, best), PHIS):
@@ -599,8 +601,8 @@ def test_the_bound_is_below_every_mapping_of_tiny_problems():
                 assert 0.0 <= bound <= best
                 mapping.assign(op_mappings)  # a start for a search: legal
                 costlier += bound > free
-    assert cases > 250
-    assert costlier > 10
+    assert compared > 0.8 * cases
+    assert costlier > cases // 30
 
 
 def test_the_bound_is_below_every_way_of_outputs_too():
