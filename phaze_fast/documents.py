@@ -73,7 +73,7 @@ class _Rules(yaml.constructor.SafeConstructor):
         return number if number.bit_length() <= _MOST_BITS else _LongInteger(text)
 
 
-_Rules.add_constructor("tag:yaml.org,2002:int", _Rules.construct_yaml_int)
+_Rules.add_constructor("tag:yaml.org,2002:int", _Rules.construct_yaml_int)  # type: ignore[type-var]
 
 
 class _Loader(_Rules, yaml.SafeLoader):

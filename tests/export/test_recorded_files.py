@@ -83,9 +83,10 @@ def back(text: str, framework: str, model: Any, devices: int) -> dict[str, Any]:
     return {"spec": spec, "notes": [note.replace(folder, "") for note in read.notes]}
 
 
-@pytest.mark.parametrize("number", range(len(MODELS) + RANDOM))
-def test_files_are_what_was_recorded(number: int) -> None:
-    assert_as_recorded(written(number), recorded_rows(FILE)[number])
+@pytest.mark.parametrize("first", range(10))
+def test_files_are_what_was_recorded(first: int) -> None:
+    for number in range(first, len(MODELS) + RANDOM, 10):
+        assert_as_recorded(written(number), recorded_rows(FILE)[number], str(number))
 
 
 if __name__ == "__main__":

@@ -149,28 +149,28 @@ def test_files_of_the_package_are_what_the_reader_of_any_file_makes_of_them():
 # ---- identity ----
 
 
-PRESETS = [
-    *((presets.chip, name) for name in presets.chip_names()),
-    *((presets.fabric, name) for name in presets.fabric_names()),
-    *((models.load, name) for name in models.names()),
-]
-
-
-@pytest.mark.parametrize(("load", "name"), PRESETS)
-def test_presets_survive_a_round_trip(tmp_path, load, name):
-    preset = load(name)
-    for suffix, text in ((".yaml", preset.to_yaml()), (".json", preset.to_json())):
-        file = tmp_path / f"preset{suffix}"
-        file.write_text(text)
-        again = load(file)
-        assert again == preset
-        assert hash(again) == hash(preset)
-        assert again.digest() == preset.digest()
-    assert pickle.loads(pickle.dumps(preset)) == preset  # our own bytes, not a file's
-    if load is presets.fabric:
-        assert fabric_record(preset).tobytes() == fabric_record(again).tobytes()
-        cluster = Cluster(devices=16, fabric=preset, chip=presets.chip("h100"))
-        assert Cluster.from_dict(json.loads(cluster.to_json())) == cluster
+@pytest.mark.parametrize(
+    ("load", "names"),
+    [
+        (presets.chip, presets.chip_names),
+        (presets.fabric, presets.fabric_names),
+        (models.load, models.names),
+    ],
+)
+def test_presets_survive_a_round_trip(tmp_path, load, names):
+    for preset in map(load, names()):
+        for suffix, text in ((".yaml", preset.to_yaml()), (".json", preset.to_json())):
+            file = tmp_path / f"preset{suffix}"
+            file.write_text(text)
+            again = load(file)
+            assert again == preset
+            assert hash(again) == hash(preset)
+            assert again.digest() == preset.digest()
+        assert pickle.loads(pickle.dumps(preset)) == preset  # our own bytes, not a file's
+        if load is presets.fabric:
+            assert fabric_record(preset).tobytes() == fabric_record(again).tobytes()
+            cluster = Cluster(devices=16, fabric=preset, chip=presets.chip("h100"))
+            assert Cluster.from_dict(json.loads(cluster.to_json())) == cluster
 
 
 def test_records_are_frozen_all_the_way_down():
