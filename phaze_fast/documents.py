@@ -322,8 +322,10 @@ class Presets(Generic[T]):
     def preset(self, name: str) -> T:
         """Read a preset from its YAML file; subclasses may override this method."""
         self.check(name)
-        text = self.file(f"{name}.yaml").read_text("utf-8")
-        return self._read(yaml.load(text, _OwnLoader), name)
+        return self._read(self._document(name), name)
+
+    def _document(self, name: str) -> Any:
+        return yaml.load(self.file(f"{name}.yaml").read_text("utf-8"), _OwnLoader)
 
     def check(self, name: str) -> None:
         """Raise an `InvalidInputError` with the nearest name where the preset is unknown."""

@@ -320,7 +320,7 @@ def test_silence_on_standard_error_costs_no_answer(words, field):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_a_full_disk_is_said_plainly():
-    done = program("show chip", "--json > /dev/full")
+    done = program("show chip h100", "--json > /dev/full")
     said = "standard output: cannot be written: No space left on device"
     assert (done.returncode, done.stderr) == (2, f"phaze-fast: {said}\n")
 

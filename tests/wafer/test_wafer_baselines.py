@@ -6,6 +6,7 @@ import random
 from itertools import pairwise
 
 import pytest
+from case_counts import slow_ones
 from reference.mapping_layouts import primes
 from wafer_baseline_cases import CASES, DOJO, DRAM, in_rank_order, problem_of
 
@@ -33,6 +34,9 @@ from phaze_fast.wafer.search.baselines import (
 )
 
 STREAM = load_wafer("dram-stream-wafer")
+
+
+FEW = slow_ones(CASES, "tight")
 
 
 @functools.cache
@@ -124,7 +128,10 @@ def width(found):
 
 @pytest.mark.parametrize(
     ("case", "expected"),
-    [("small", 8), ("wide", 8), ("tight", 4), ("odd", 2), ("heads", 1), ("one", 1)],
+    [
+        *(("small", 8), ("wide", 8), ("batch", 4), ("odd", 2), ("heads", 1), ("one", 1)),
+        pytest.param("tight", 4, marks=pytest.mark.slow),
+    ],
 )
 def test_megatron_by_default_is_as_wide_as_a_node(case, expected):
     found = plans(case)["megatron"].default
@@ -141,21 +148,21 @@ def test_megatron_by_default_computes_all_of_a_block_again():
         assert op_mapping.output == (("recompute",) if inside else ("stash",))
 
 
-def test_megatron_splits_pairs_of_products():
+@pytest.mark.parametrize("case", FEW)
+def test_megatron_splits_pairs_of_products(case):
     """Shoeybi et al. 2019: columns of the first, rows of the second; batch over the rest."""
     for way in ("default", "tuned", "tiled"):
-        for case in CASES:
-            found = getattr(plans(case)["megatron"], way)
-            op_mappings = {m.operator: m.partition for m in found.encoding.operator_mappings}
-            t = width(found)
-            dies = found.encoding.layout.dies
-            for name, role in (("up", "columns"), ("down", "inner"), ("proj", "inner")):
-                assert op_mappings[name][role] == t
-                assert op_mappings[name]["batch"] == dies // t
-            assert op_mappings["attention"]["columns"] == t
+        found = getattr(plans(case)["megatron"], way)
+        op_mappings = {m.operator: m.partition for m in found.encoding.operator_mappings}
+        t = width(found)
+        dies = found.encoding.layout.dies
+        for name, role in (("up", "columns"), ("down", "inner"), ("proj", "inner")):
+            assert op_mappings[name][role] == t
+            assert op_mappings[name]["batch"] == dies // t
+        assert op_mappings["attention"]["columns"] == t
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", FEW)
 def test_zero3_has_replicas_only(case):
     problem = CASES[case]
     for found in (plans(case)["zero3"].default, plans(case)["zero3"].tuned):
@@ -168,7 +175,7 @@ def test_zero3_has_replicas_only(case):
             assert op_mapping.weights == ("zero3" if op.parameters else "replicated")
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", FEW)
 def test_accpar_and_hypar_keep_everything_and_replicate(case):
     for name in ("accpar", "hypar"):
         found = plans(case)[name]
