@@ -510,28 +510,26 @@ def test_choices_are_all_axis_assignments_that_keep_the_rules(cases):
             found = [row["slots"].tobytes() for row in mapping.choices(i)]
             assert len(found) == len(set(found))
             assert set(found) == expected
-            for roles in itertools.product(oracle.ROLES, repeat=len(case.slots)):
-                if rng.random() < 0.1:
-                    op_mapping = packed(
-                        [OperatorMapping(roles, rng.randrange(7), rng.randrange(5))]
-                    )
-                    allowed = (
-                        op_mapping["mode"][0] < 6
-                        and case.rules["modes"] >> op_mapping["mode"][0] & 1
-                    )
-                    allowed = allowed and op_mapping["algorithm"][0] < 4
-                    assert mapping.legal(i, op_mapping) == (
-                        bool(allowed) and op_mapping["slots"].tobytes() in expected
-                    )
+            for _ in range(len(oracle.ROLES) ** len(case.slots) // 10):
+                roles = tuple(rng.choices(oracle.ROLES, k=len(case.slots)))
+                op_mapping = packed([OperatorMapping(roles, rng.randrange(7), rng.randrange(5))])
+                allowed = (
+                    op_mapping["mode"][0] < 6 and case.rules["modes"] >> op_mapping["mode"][0] & 1
+                )
+                allowed = allowed and op_mapping["algorithm"][0] < 4
+                assert mapping.legal(i, op_mapping) == (
+                    bool(allowed) and op_mapping["slots"].tobytes() in expected
+                )
 
 
 # ---- memory ----
 
 
-def test_outputs_are_chosen_exactly_where_recomputation_and_the_stream_are_balanced():
+@some_or_many(40, 80)
+def test_outputs_are_chosen_exactly_where_recomputation_and_the_stream_are_balanced(cases):
     rng = random.Random(8)
     mixed = 0
-    for _ in range(80):
+    for _ in range(cases):
         count = rng.randint(3, 6)
         case = small(count, slots=(), stream_capacity_bytes=1e6)
         case.blocks = (rng.choice([2, 3, 7]),)
@@ -552,7 +550,7 @@ def test_outputs_are_chosen_exactly_where_recomputation_and_the_stream_are_balan
         tighten(rng, case, op_mappings)
         _, stages = agree(case, op_mappings)
         mixed += {RECOMPUTE, OFFLOAD} <= set(stages[0].outputs.values())
-    assert mixed > 15
+    assert mixed > cases // 6
 
 
 # ---- the bound against everything there is ----
@@ -605,10 +603,11 @@ def test_the_bound_is_below_every_mapping_of_tiny_problems(cases):
     assert costlier > cases // 30
 
 
-def test_the_bound_is_below_every_way_of_outputs_too():
+@some_or_many(10, 25)
+def test_the_bound_is_below_every_way_of_outputs_too(cases):
     """The oracle tries outputs that no choice would make: all of them that fit are above."""
     rng = random.Random(2)
-    for _ in range(25):
+    for _ in range(cases):
         case = tiny_case(rng)
         op_mappings = random_op_mappings(rng, case)
         tighten(rng, case, op_mappings)
@@ -624,10 +623,11 @@ def test_the_bound_is_below_every_way_of_outputs_too():
                 assert mapping.relaxation().bound(*given_to)[0] <= time_s
 
 
-def test_the_bound_is_below_what_searches_find():
+@some_or_many(12, 30)
+def test_the_bound_is_below_what_searches_find(cases):
     rng = random.Random(3)
     found = 0
-    for at in range(30):
+    for at in range(cases):
         case, op_mappings = tight_case(rng, sides=(4, 4), most=(2, 8, 2), stages=6)
         mapping = compiled(case, op_mappings)
         score = mapping.anneal(at, 600, 0.3)[1][0]
@@ -636,14 +636,15 @@ def test_the_bound_is_below_what_searches_find():
         found += 1
         for given in itertools.product(THETAS, prices(case, score["time_s"]), PHIS):
             assert mapping.relaxation().bound(*given)[0] <= score["time_s"]
-    assert found > 15
+    assert found > cases // 2
 
 
-def test_the_bound_does_not_depend_on_what_was_asked_before():
+@some_or_many(12, 30)
+def test_the_bound_does_not_depend_on_what_was_asked_before(cases):
     """Earlier answers say which mappings need no look: the bound and its mappings must not notice."""
     rng = random.Random(4)
     problem = Problem(models.load("bertlarge"), load_wafer("sram-wafer"), WaferTraining(64))
-    mappings = [compiled(random_case(rng, sides=(4, 4), most=(2, 8, 2))) for _ in range(30)]
+    mappings = [compiled(random_case(rng, sides=(4, 4), most=(2, 8, 2))) for _ in range(cases)]
     mappings.append(problem.mapping(Layout(4, 2, 1, 2)))
     for mapping in mappings:
         used = mapping.relaxation()
