@@ -76,5 +76,5 @@ def test_what_a_file_says_predicts_the_same_seconds(format_, plans, tmp_path):
             assert item.what
             assert item.why
             assert format_ == "deepspeed" or str(item) in written.text
-    assert complete >= {"megatron": len(plans) / 5, "bridge": len(plans) / 5}.get(format_, 1)
+    assert complete >= (min(15, len(plans) // 5) if format_ in ("megatron", "bridge") else 1)
     assert differ  # some plans cannot be said, and are not hidden

@@ -1,5 +1,6 @@
 """Laws of plans: what fits fits, more never worsens, and every figure can be told from the parts."""
 
+import functools
 import math
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ def cluster(devices, memory_gib=80):
     return h100(devices, memory_gib)
 
 
+@functools.cache
 def found(model="gpt2-small", devices=8, memory_gib=80, **step):
     training = Training(**{"global_batch": 32, "micro_batch": (1, 2), **step})
     return plan(pf.models.load(model), cluster(devices, memory_gib), training)

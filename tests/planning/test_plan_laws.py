@@ -222,7 +222,7 @@ def test_faster_memory_never_makes_a_plan_slower(cases):
         if both_proven(plan, faster):
             assert faster.time_s <= plan.time_s * (1 + SLACK), spec
             seen += 1
-    assert seen > cases
+    assert seen > 1.2 * cases
 
 
 @some_or_many(4, 7)

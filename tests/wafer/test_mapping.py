@@ -550,7 +550,7 @@ def test_outputs_are_chosen_exactly_where_recomputation_and_the_stream_are_balan
         tighten(rng, case, op_mappings)
         _, stages = agree(case, op_mappings)
         mixed += {RECOMPUTE, OFFLOAD} <= set(stages[0].outputs.values())
-    assert mixed > cases // 6
+    assert mixed > cases * 3 // 16
 
 
 # ---- the bound against everything there is ----
@@ -599,7 +599,7 @@ def test_the_bound_is_below_every_mapping_of_tiny_problems(cases):
                 assert 0.0 <= bound <= best
                 mapping.assign(op_mappings)  # a start for a search: legal
                 costlier += bound > free
-    assert compared > 0.8 * cases
+    assert compared > cases * 5 // 6
     assert costlier > cases // 30
 
 
