@@ -259,11 +259,7 @@ def test_work_of_rooflines_is_that_of_a_plain_loop():
     for s, sizes in enumerate(problem.evaluators[0].sizes):
         expected = np.zeros(len(records))
         costs = pf.estimate_costs(
-            sizes.graph,
-            records,
-            problem.cluster,
-            like=problem.like,
-            bounds_only=True,
+            sizes.graph, records, problem.cluster, like=problem.like, bounds_only=True
         )
         for g, graph in enumerate(costs.graphs):
             seconds = costs.time_s(g)

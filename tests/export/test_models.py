@@ -429,11 +429,7 @@ def test_norms_without_a_bias_are_what_megatron_lacks():
 
 @pytest.mark.parametrize("format_", export.FORMATS)
 @pytest.mark.parametrize(
-    "name",
-    [
-        *QUICK,
-        *(pytest.param(n, marks=THOROUGH) for n in CONFIGURATIONS if n not in QUICK),
-    ],
+    "name", [*QUICK, *(pytest.param(n, marks=THOROUGH) for n in CONFIGURATIONS if n not in QUICK)]
 )
 def test_every_family_reads_back_the_same(name, format_, tmp_path):
     model = of(name).replace(seq=512) if of(name).positions == "rotary" else of(name)

@@ -20,15 +20,7 @@ NO_EFFECT = {
     "bridge": {"zero", "recompute", "vpp", "rank_order"},
     "torchtitan": {"zero", "recompute", "rank_order", "shard"},
     "maxtext": {"zero", "recompute", "rank_order", "shard", "dispatcher"},
-    "deepspeed": {
-        "etp",
-        "recompute",
-        "rank_order",
-        "schedule",
-        "vpp",
-        "cp_kind",
-        "dispatcher",
-    },
+    "deepspeed": {"etp", "recompute", "rank_order", "schedule", "vpp", "cp_kind", "dispatcher"},
 }
 """Fields that are dropped where they change nothing, such as sharding among one replica."""
 SAME_BY_CHANCE = {

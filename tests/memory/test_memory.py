@@ -303,11 +303,7 @@ def test_one_row_at_a_time_or_all_at_once(name, stages, micro_batches):
         ([1], InvalidTypeError, "rows: list is not accepted"),
         (np.zeros(3), InvalidTypeError, "rows: float64 is not accepted"),
         (np.zeros((2, 2), dtype=STAGE_DTYPE), InvalidInputError, "2 dimensions"),
-        (
-            np.zeros(2, dtype=STAGE_DTYPE),
-            InvalidInputError,
-            "rows.dp: 0 is not accepted",
-        ),
+        (np.zeros(2, dtype=STAGE_DTYPE), InvalidInputError, "rows.dp: 0 is not accepted"),
     ],
 )
 def test_malformed_rows(rows, error, message):

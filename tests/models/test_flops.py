@@ -8,12 +8,7 @@ from refusals import refusal
 
 from phaze_fast import _core, models
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.models import (
-    MixtureOfExperts,
-    model_flops,
-    multiplied_parameters,
-    narayanan_flops,
-)
+from phaze_fast.models import MixtureOfExperts, model_flops, multiplied_parameters, narayanan_flops
 from phaze_fast.opgraph import Strategy, layer_graph
 
 _FUSED_BACKWARD = _core.FUNCTIONS.index("attention-backward")

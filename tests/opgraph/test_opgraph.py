@@ -12,14 +12,7 @@ from phaze_fast import _core, models
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.memory import Pipeline, stage_row
 from phaze_fast.models import TransformerModel
-from phaze_fast.opgraph import (
-    GROUPS,
-    KINDS,
-    UNITS,
-    Strategy,
-    layer_graph,
-    reasons,
-)
+from phaze_fast.opgraph import GROUPS, KINDS, UNITS, Strategy, layer_graph, reasons
 
 
 def gpt(hidden, heads, seq, layers=2, vocab=512):

@@ -55,9 +55,7 @@ def test_python_blocks_run(page, capsys):
 
 @pytest.mark.checkout
 @pytest.mark.parametrize(
-    "page",
-    slow_ones([page for page in PAGES if commands(page)], *LONG_PAGES),
-    ids=lambda p: p.name,
+    "page", slow_ones([page for page in PAGES if commands(page)], *LONG_PAGES), ids=lambda p: p.name
 )
 def test_console_commands_run(page, capsys, tmp_path, monkeypatch):
     for folder in ("tests", "examples", "docs"):  # what commands write stays out of the checkout

@@ -84,8 +84,7 @@ def with_tables(problem, change):
 
 def scaled(problem, factor):
     return with_tables(
-        problem,
-        lambda table: table_with(table, **{n: getattr(table, n) * factor for n in TIMES}),
+        problem, lambda table: table_with(table, **{n: getattr(table, n) * factor for n in TIMES})
     )
 
 

@@ -14,14 +14,7 @@ from plan_cases import h100
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError, UndecidedError
 from phaze_fast.hardware import Cluster, Tier, TieredFabric
-from phaze_fast.planning import (
-    PARTS,
-    PlanEvaluator,
-    Training,
-    node_devices,
-    plan,
-    planner,
-)
+from phaze_fast.planning import PARTS, PlanEvaluator, Training, node_devices, plan, planner
 from phaze_fast.planning.layouts import space_text
 from phaze_fast.units import format_bytes
 

@@ -12,12 +12,7 @@ from reference.plan_layers import Layers, Network
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Cluster
-from phaze_fast.memory import (
-    TERMS,
-    Pipeline,
-    footprint_batch,
-    stage_rows,
-)
+from phaze_fast.memory import TERMS, Pipeline, footprint_batch, stage_rows
 from phaze_fast.planning import PlanEvaluator, Training, plan, predict
 
 CLOSE = 1e-9

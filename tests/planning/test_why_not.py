@@ -5,15 +5,7 @@ import re
 
 import pytest
 
-from phaze_fast import (
-    Cluster,
-    InvalidInputError,
-    Training,
-    models,
-    plan,
-    predict,
-    why_not,
-)
+from phaze_fast import Cluster, InvalidInputError, Training, models, plan, predict, why_not
 from phaze_fast.cli.main import main
 from phaze_fast.planning import PARTS, read_asked
 from phaze_fast.planning.plans import plan_groups

@@ -13,11 +13,7 @@ from reference.layer import best_makespan
 from reference.layers_at_random import any_way, backward_like, check, random_layer
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.schedule import (
-    instance_from_dict,
-    read_instances,
-    schedule_instances,
-)
+from phaze_fast.schedule import instance_from_dict, read_instances, schedule_instances
 
 LAYERS = GOLDEN / "layer_golden.jsonl"
 
@@ -284,8 +280,7 @@ BASE = {"name": "x", "ops": [OP], "edges": [], "num_tc": 2, "num_vc": 1}
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
-    [*refused_calls("layer"), ({"ops": [OP] * 129}, "1 to 128")],
+    ("change", "words"), [*refused_calls("layer"), ({"ops": [OP] * 129}, "1 to 128")]
 )
 def test_layers_that_are_not_right(change, words):
     with pytest.raises(InvalidInputError, match=words):

@@ -720,8 +720,7 @@ def test_a_price_of_memory_is_exact_where_recomputation_must_pay_for_it(paramete
 
 
 @pytest.mark.parametrize(
-    ("theta", "price"),
-    [(-0.5, 0.0), (1.5, 0.0), (math.nan, 0.0), (0.5, -1.0), (0.5, math.nan)],
+    ("theta", "price"), [(-0.5, 0.0), (1.5, 0.0), (math.nan, 0.0), (0.5, -1.0), (0.5, math.nan)]
 )
 def test_a_bound_that_would_not_hold_is_refused(theta, price):
     with pytest.raises(InvalidInputError, match="theta.*price"):

@@ -286,8 +286,7 @@ def calls(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("executor", "threads"),
-    [("threads", 3), pytest.param("processes", 2, marks=pytest.mark.slow)],
+    ("executor", "threads"), [("threads", 3), pytest.param("processes", 2, marks=pytest.mark.slow)]
 )
 def test_every_executor_gives_the_same_answer(fresh, executor, threads):
     assert plain(search(executor=executor, threads=threads)) == plain(fresh)

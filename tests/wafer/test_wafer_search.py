@@ -40,12 +40,7 @@ from phaze_fast.wafer.mapping.layout import layouts, weighed_split
 from phaze_fast.wafer.mapping.problem import combination, network_chip
 from phaze_fast.wafer.mapping.problem import operator_costs as wafer_costs
 from phaze_fast.wafer.search.baselines import is_linear
-from phaze_fast.wafer.search.bounds import (
-    quick_bound,
-    roofline,
-    tight_bound,
-    work_bound,
-)
+from phaze_fast.wafer.search.bounds import quick_bound, roofline, tight_bound, work_bound
 from phaze_fast.wafer.studies.comparison import ABLATIONS, compare_mappings
 from phaze_fast.wafer.studies.spaces import OBJECTIVES, contained, search_wafers, wafer_point
 
