@@ -88,9 +88,7 @@ def check_exhaustively(seed, most_blocks, most_devices):
     return every.tried
 
 
-@pytest.mark.parametrize(
-    "block", [*(pytest.param(b, marks=pytest.mark.slow) for b in (*range(20), 40)), 41]
-)
+@pytest.mark.parametrize("block", slow_ones((*range(20), 40, 41), *range(20), 40))
 def test_no_plan_of_a_small_problem_is_faster(block):
     seeds = range(4 * block, 4 * block + 4)
     assert sum(check_exhaustively(seed, 4, 4) for seed in seeds) > 20 * len(seeds)
