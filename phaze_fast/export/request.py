@@ -6,13 +6,12 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
-from importlib import resources
 from itertools import accumulate, pairwise
 from math import gcd
 from typing import Any, Literal
 
 from phaze_fast import _core
-from phaze_fast.documents import parse_text
+from phaze_fast.documents import package_data
 from phaze_fast.errors import InvalidInputError, check_one_of, not_accepted, printable
 from phaze_fast.memory import SCHEDULES, places
 from phaze_fast.models import TransformerModel
@@ -360,12 +359,6 @@ def has_fields(model: TransformerModel, fields: Mapping[str, Any]) -> bool:
     return True
 
 
-@cache
-def _shipped() -> tuple[Mapping[str, Any], ...]:
-    text = (resources.files(__package__) / "data" / "models.yaml").read_text("utf-8")
-    return tuple(parse_text(text, "models.yaml")["models"])
-
-
 def shipped_name(model: TransformerModel, format_: str) -> Any:
     """Return a framework's own name for a model that it comes with, or None.
 
@@ -375,7 +368,8 @@ def shipped_name(model: TransformerModel, format_: str) -> Any:
     >>> shipped_name(models.load("llama3-8b"), "torchtitan")
     ['llama3', '8B']
     """
-    known = (entry for entry in _shipped() if has_fields(model, entry["fields"]))
+    shipped = package_data(__package__, "models.yaml")["models"]
+    known = (entry for entry in shipped if has_fields(model, entry["fields"]))
     return next((entry[format_] for entry in known if format_ in entry), None)
 
 
@@ -448,8 +442,7 @@ def flag_names(name: str) -> FlagNames:
     '--tensor-model-parallel-size'
     """
     check_one_of("format", name, FORMATS)
-    text = (resources.files(__package__) / "data" / f"{name}.yaml").read_text("utf-8")
-    data: dict[str, Any] = parse_text(text, f"{name}.yaml")
+    data = dict(package_data(__package__, f"{name}.yaml"))
     return FlagNames(
         format=name,
         title=data.pop("title"),

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from phaze_fast import _core
-from phaze_fast.documents import Presets, parse_text
+from phaze_fast.documents import Presets
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware.tuning import AttentionTuning, Calibration, Tuning, calibration_of
 from phaze_fast.records import (
@@ -563,9 +563,6 @@ class _Chips(Presets[Accelerator]):
             if "functions" in tuning:
                 chip["tuning"]["functions"] = tuning["functions"]
         return Accelerator.from_dict(chip, name)
-
-    def _document(self, name: str) -> Any:
-        return parse_text(self.file(f"{name}.yaml").read_text("utf-8"), name)
 
 
 CHIPS = _Chips("chip", "phaze_fast.hardware/data/chips", Accelerator.from_dict)

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from phaze_fast.documents import Presets, parse_text, read_document
+from phaze_fast.documents import Presets, package_data, read_document
 from phaze_fast.models.graph_model import GraphModel
 from phaze_fast.models.huggingface import from_hf
 from phaze_fast.models.transformer import TransformerModel
@@ -41,9 +41,7 @@ class _ModelPresets(Presets[Model]):
 
     @cached_property
     def _entries(self) -> dict[str, dict[str, Any]]:
-        entries: dict[str, dict[str, Any]] = parse_text(
-            self.file("presets.yaml").read_text("utf-8"), "presets.yaml"
-        )
+        entries: dict[str, dict[str, Any]] = package_data(__package__, "presets.yaml")
         return entries
 
     @cached_property

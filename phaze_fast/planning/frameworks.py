@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib import resources
 from typing import Any
 
 import numpy as np
 
-from phaze_fast.documents import parse_text
+from phaze_fast.documents import package_data
 from phaze_fast.errors import InvalidInputError, check_one_of, not_accepted
 from phaze_fast.memory import SCHEDULES
 from phaze_fast.models import Model, TransformerModel
@@ -73,8 +72,7 @@ def framework_table(name: str) -> Mapping[str, Any]:
     ['none', 'full']
     """
     check_one_of("framework", name, FRAMEWORKS)
-    text = (resources.files(__package__) / "data" / "frameworks.yaml").read_text("utf-8")
-    table: Mapping[str, Any] = parse_text(text, "frameworks.yaml")[name]
+    table: Mapping[str, Any] = package_data(__package__, "frameworks.yaml")[name]
     return table
 
 

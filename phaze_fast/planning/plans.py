@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from functools import cache
-from importlib import resources
 from itertools import accumulate
 from typing import Any
 
-from phaze_fast.documents import parse_text
+from phaze_fast.documents import package_data
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator, Cluster
 from phaze_fast.memory import TERMS
@@ -405,13 +403,6 @@ def groups_of(chip: str, software: str, beyond_node: bool, kind: str) -> Iterato
     yield "all"
 
 
-@cache
-def _table() -> Mapping[str, Any]:
-    file = resources.files(__package__) / "data" / "intervals.yaml"
-    table: dict[str, Any] = parse_text(file.read_text("utf-8"), "intervals.yaml")
-    return table
-
-
 def chip_constants(chip: Accelerator | None) -> str:
     """Say whose constants price a chip, where they are not its own: empty for a measured one.
 
@@ -458,6 +449,6 @@ def plan_interval_s(plan: Plan, cluster: Cluster) -> tuple[float, float]:
     own = profile.step_ratios
     if own is not None:
         return (plan.time_s * own[0], plan.time_s * own[1])
-    ratios = _table()["ratios"]
+    ratios = package_data(__package__, "intervals.yaml")["ratios"]
     low, high = next(ratios[name] for name in plan_groups(plan, cluster) if name in ratios)
     return (plan.time_s * low, plan.time_s * high)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recorded import assert_as_recorded, plain, write_record
+from recorded import assert_as_recorded, plain, recorded_rows, write_record
 
 from phaze_fast.calibration.calibrate import (
     Constant,
@@ -226,7 +225,7 @@ PARTS = (fits, posteriors, told, collectives, predictions, beliefs)
 
 @pytest.mark.parametrize("number", range(len(PARTS)), ids=[part.__name__ for part in PARTS])
 def test_fits_are_what_was_recorded(number: int) -> None:
-    recorded = json.loads(FILE.read_text("utf-8"))[number]
+    recorded = recorded_rows(FILE)[number]
     assert_as_recorded(plain(listed(PARTS[number]())), recorded, same=1e-6)
 
 

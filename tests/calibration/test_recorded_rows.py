@@ -7,11 +7,10 @@ that changes it says why.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from recorded import assert_as_recorded, plain, write_record
+from recorded import assert_as_recorded, plain, recorded_rows, write_record
 
 from phaze_fast.calibration.published import read_run
 from phaze_fast.errors import PhazeError
@@ -80,7 +79,7 @@ def found() -> dict[str, Any]:
 
 
 def test_rows_are_read_as_was_recorded() -> None:
-    assert_as_recorded(found(), json.loads(FILE.read_text("utf-8"))[0])
+    assert_as_recorded(found(), recorded_rows(FILE)[0])
 
 
 if __name__ == "__main__":

@@ -12,6 +12,12 @@ def some_or_many(some, many, most=None, thorough=False):
     return pytest.mark.parametrize("cases", cases)
 
 
+def slow_ones(values, *slow):
+    """The values as parameters, of which some take seconds and run with the slow tests."""
+    assert set(slow) <= set(values)
+    return [pytest.param(v, marks=pytest.mark.slow) if v in slow else v for v in values]
+
+
 def first_slow(name, values, slow=1):
     """Parametrise a slow test: the first values in every slow run, all in thorough ones."""
     rest = [pytest.param(value, marks=pytest.mark.thorough) for value in values[slow:]]

@@ -58,12 +58,9 @@ def random_plan(rng):
         schedule = rng.choice(["1f1b", "1f1b", "gpipe", "interleaved", "zb-h1", "zb-v"])
         if random.Random(f"{schedule}{dp}{pp}").random() < 0.1:
             schedule = rng.choice(["dualpipe", "dualpipe-v", "zb-h2"])
-        vpp = {
-            "interleaved": rng.choice([2, 3]),
-            "zb-v": 2,
-            "dualpipe-v": 2,
-            "dualpipe": 2,
-        }.get(schedule, 1)
+        vpp = {"interleaved": rng.choice([2, 3]), "zb-v": 2, "dualpipe-v": 2, "dualpipe": 2}.get(
+            schedule, 1
+        )
         if pp == 1:
             schedule, vpp = "1f1b", 1
         micro_batch = rng.choice([1, 2])

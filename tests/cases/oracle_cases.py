@@ -13,13 +13,7 @@ from phaze_fast.hardware import (
     presets,
 )
 from phaze_fast.models import MixtureOfExperts, TransformerModel
-from phaze_fast.opgraph import (
-    CONTEXT_KINDS,
-    RECOMPUTE_SETS,
-    Strategy,
-    canonical_recompute,
-    reasons,
-)
+from phaze_fast.opgraph import CONTEXT_KINDS, RECOMPUTE_SETS, Strategy, canonical_recompute, reasons
 from phaze_fast.planning import PlanSpec, Training
 from phaze_fast.software import DEFAULT, load_software
 

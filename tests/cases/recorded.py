@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and math.isfinite(value):
         return float(f"{value:.13g}")
     return value if isinstance(value, int | str | None) else str(value)
+
+
+@cache
+def recorded_rows(file: Path) -> Any:
+    """Read the rows of a record, once."""
+    return json.loads(file.read_text("utf-8"))
 
 
 def write_record(file: Path, rows: list[Any]) -> None:

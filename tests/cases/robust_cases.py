@@ -13,13 +13,7 @@ from phaze_fast.models import TransformerModel
 
 CLUSTER = pf.Cluster(devices=4, fabric="tpuv4-pod")
 STEP = pf.Training(
-    global_batch=8,
-    micro_batch=1,
-    tp=1,
-    pp=1,
-    zero=0,
-    schedule="1f1b",
-    recompute="none",
+    global_batch=8, micro_batch=1, tp=1, pp=1, zero=0, schedule="1f1b", recompute="none"
 )
 MODEL = TransformerModel(
     name="tiny", layers=2, hidden=256, heads=4, ffn=1024, vocab=1000, seq=128, max_positions=128
@@ -74,11 +68,7 @@ def _chip(chip: pf.Accelerator, at: dict[str, float]) -> pf.Accelerator:
     hbm = chip.hbm.replace(
         bandwidth_bytes_per_s=chip.hbm.bandwidth_bytes_per_s * at.get("hbm_bandwidth", 1.0)
     )
-    return chip.replace(
-        tuning=tuning,
-        hbm=hbm,
-        clock_hz=chip.clock_hz * at.get("clock", 1.0),
-    )
+    return chip.replace(tuning=tuning, hbm=hbm, clock_hz=chip.clock_hz * at.get("clock", 1.0))
 
 
 def _cluster(at: dict[str, float]) -> pf.Cluster:

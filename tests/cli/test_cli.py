@@ -208,6 +208,7 @@ def test_narrow_tables_cut_neither_names_nor_numbers(run, monkeypatch, line):
     monkeypatch.setenv("COLUMNS", "80")
     narrow = run(line)[1]
     assert "…" not in narrow
+    assert "\x1b" not in narrow
     assert "a wider terminal also has: " in narrow
     monkeypatch.setenv("COLUMNS", "200")
     wide = run(line)[1]
@@ -273,10 +274,8 @@ def program(words, after="", **options):
 def test_the_program_itself():
     line = "estimate --collective all-reduce --bytes 8 --ranks 2 --fabric phaze-flat --json"
     done = program(line)
-    assert done.returncode == 0
+    assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["time_s"] == pytest.approx(8 / 2**32)
-    assert program("show model --operators gpt2 --tp 4").returncode == 1
-    assert "\x1b" not in program("show chip", env={**os.environ, "TERM": "dumb"}).stdout
 
 
 def test_a_reader_that_goes_away_is_no_error():
@@ -294,16 +293,15 @@ def test_an_answer_that_cannot_be_written_is_an_error(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
-def test_a_named_pipe_is_refused_and_does_not_block(tmp_path):
+def test_a_named_pipe_is_refused_and_does_not_block(refused, tmp_path):
     os.mkfifo(tmp_path / "pipe.yaml")
-    done = program(f"check {tmp_path / 'pipe.yaml'}")
-    assert (done.returncode, "a named pipe is not accepted" in done.stderr) == (2, True)
+    assert "a named pipe is not accepted" in refused("check", tmp_path / "pipe.yaml")
 
 
 SILENT = [
+    ("predict bert-large --chip h100 --devices 4 --dp 4 --global-batch 8", "time_s"),
     ("plan bert-large --chip h100 --devices 4 --global-batch 8", "plans"),
     ("show space tpuv4-area", "points"),
-    ("predict bert-large --chip h100 --devices 4 --dp 4 --global-batch 8", "time_s"),
     (f"search bertlarge --space {EXAMPLES / 'small_space.yaml'}", "best"),
     ("sweep bert-large --chip h100 --devices 4 --global-batch 8", "rows"),
     ("wafer bertlarge --wafer dojo-tile-like --global-batch 64 --steps 100 --seeds 1", "ours"),
@@ -322,7 +320,7 @@ def test_silence_on_standard_error_costs_no_answer(words, field):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_a_full_disk_is_said_plainly():
-    done = program("show chip", "--json > /dev/full")
+    done = program("show chip h100", "--json > /dev/full")
     said = "standard output: cannot be written: No space left on device"
     assert (done.returncode, done.stderr) == (2, f"phaze-fast: {said}\n")
 

@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from case_counts import slow_ones
 from golden_files import refused_calls
 
+from phaze_fast.documents import package_data
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.papers.reproduce import Reproduced, Row, reproduce
 from phaze_fast.report import report_page
@@ -201,7 +203,10 @@ def test_unknown_papers_and_models():
         reproduce("nest", models=["gpt2"])
 
 
-def test_a_case_of_nest(document):
+@pytest.mark.parametrize("devices", slow_ones([128, 1024], 1024))
+def test_a_case_of_nest(document, monkeypatch, devices):
+    case = package_data("phaze_fast.papers", "published.yaml")["nest"]["cases"][0]
+    monkeypatch.setitem(case, "devices", devices)
     found = document("study reproduce nest --models llama3-70b")
     assert found["rows"][0]["published"] == pytest.approx(20.51 / 9.92)
     assert found["rows"][0]["ours"] is None

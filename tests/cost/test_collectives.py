@@ -443,7 +443,7 @@ def priced_as_its_ranks(data, fabric, op, payload):
         assert time_s(fabric, op, payload, shape) == pytest.approx(fastest, rel=1e-10)
 
 
-@some_or_many(400, 2500, thorough=True)
+@some_or_many(200, 2500, thorough=True)
 def test_two_runs_are_priced_as_their_ranks(cases):
     law = given(data=st.data(), fabric=FABRICS, op=OPS, payload=payloads)(priced_as_its_ranks)
     settings(max_examples=cases)(law)()
@@ -460,9 +460,7 @@ def test_two_runs_on_uneven_grids(data, record, op, payload):
     assert every_algorithm(record, op, payload, shape) == pytest.approx(expected, rel=1e-10)
 
 
-@settings(max_examples=250)
-@given(data=st.data(), fabric=FABRICS, payload=payloads)
-def test_messages_are_priced_as_their_ranks(data, fabric, payload):
+def messages_priced_as_their_ranks(data, fabric, payload):
     ends = st.integers(0, room(fabric) - 1)
     pairs = data.draw(st.lists(st.tuples(ends, ends), min_size=1, max_size=8))
     source, target = (np.array(column) for column in zip(*pairs, strict=True))
@@ -471,6 +469,12 @@ def test_messages_are_priced_as_their_ranks(data, fabric, payload):
     expected = [price_message(fabric, payload, a, b) for a, b in pairs]
     assert found.time_s == pytest.approx(expected, rel=1e-12)
     assert not found.status.any()
+
+
+@some_or_many(100, 250)
+def test_messages_are_priced_as_their_ranks(cases):
+    law = given(data=st.data(), fabric=FABRICS, payload=payloads)(messages_priced_as_their_ranks)
+    settings(max_examples=cases)(law)()
 
 
 # ---- laws ----

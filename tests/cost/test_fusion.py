@@ -12,13 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference import fusion as oracle
 
-from phaze_fast.cost import (
-    BufferRules,
-    FusedGroup,
-    best_cuts,
-    group_traffic,
-    product_bytes,
-)
+from phaze_fast.cost import BufferRules, FusedGroup, best_cuts, group_traffic, product_bytes
 from phaze_fast.errors import InvalidInputError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "fusion_reference.csv"

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from case_counts import slow_ones, some_or_many
 from search_cases import few_groups, published_space, some_with_every_hbm
 
 import phaze_fast as pf
@@ -160,7 +161,7 @@ def brute_force(space):
     return found
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", slow_ones(range(3), 1, 2))
 def test_the_best_chip_of_every_objective_is_that_of_brute_force(seed):
     space = some_with_every_hbm(seed, 12)
     points = brute_force(space)
@@ -454,9 +455,10 @@ def test_a_pair_is_searched_for_while_time_is_left(monkeypatch, limit_s, say, li
     assert bool(said) == bool(lines)
 
 
-def test_a_pair_without_time_has_a_bound_at_most_the_best():
+@some_or_many(1, 3)
+def test_a_pair_without_time_has_a_bound_at_most_the_best(cases):
     models, below = [pf.models.load(name) for name in MODELS[:2]], 0
-    for seed, objective in itertools.product(range(3), ("time", "area")):
+    for seed, objective in itertools.product(range(cases), ("time", "area")):
         space, asked = some_with_every_hbm(seed, 30), {"objective": objective, "threads": 1}
         best = find_chips(models, space, CLUSTER, PAIR_STEP, **asked).winners[0]
         given = (models, space, CLUSTER, PAIR_STEP)

@@ -31,10 +31,7 @@ MIXED = TPU.replace(
     tensor_core=TPU.tensor_core.replace(count=4),
     other_tensor_core={"count": 64, "width": 32, "depth": 32},
 )
-MIXED_AXES = {
-    "tensor_core.count": (1.0, 4.0),
-    "other_tensor_core.count": (16.0, 64.0, 256.0),
-}
+MIXED_AXES = {"tensor_core.count": (1.0, 4.0), "other_tensor_core.count": (16.0, 64.0, 256.0)}
 AXES = {
     "mixed": (MIXED, MIXED_AXES),
     "chiplet": (CHIPLET, {"dies": (1.0, 2.0, 4.0), "tensor_core.count": (4.0, 8.0)}),

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from case_counts import first_slow
+from case_counts import first_slow, slow_ones
 from plan_cases import PLAIN
 
 import phaze_fast as pf
@@ -106,10 +106,17 @@ def held(number: int) -> int:
     return sum(new.index == old["index"] and same(new.time_s, old["time_s"]) for old, new in pairs)
 
 
-@pytest.mark.parametrize(("first", "count"), [(0, 16), (80, 12)])
-def test_some_small_searches(first: int, count: int) -> None:
-    """Of eight searches with three designs each, so many designs are the same."""
-    assert sum(held(number) for number in range(first, first + 40, 5)) == count
+@pytest.mark.parametrize(
+    ("numbers", "count"),
+    [
+        (range(5, 40, 10), 9),
+        pytest.param(range(0, 40, 10), 7, marks=pytest.mark.slow),
+        pytest.param(range(80, 120, 5), 12, marks=pytest.mark.slow),
+    ],
+)
+def test_some_small_searches(numbers: range, count: int) -> None:
+    """Three designs each, so many of which are the same."""
+    assert sum(map(held, numbers)) == count
 
 
 SMALL = (7, 24, 4, 16, 13, 20, 17, 15, 15, 18, 12, 18, 24, 12, 18, 14, 22, 14, 20, 9)
@@ -125,7 +132,7 @@ PLANS = (8, 8, 10, 10, 0, 0, 10, 10, 5, 2, 8, 6, 9, 2, 10, 10, 6, 5, 5, 4)
 """How many of the ten recorded plans of each case have the same seconds."""
 
 
-@pytest.mark.parametrize("number", range(20))
+@pytest.mark.parametrize("number", slow_ones(range(20), *range(1, 20, 2)))
 def test_plans(number: int) -> None:
     case = recorded()["plans"][number]
     model, cluster = pf.models.load(case["model"]), cluster_of(case)

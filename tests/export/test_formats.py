@@ -5,11 +5,10 @@ import tomllib
 
 import pytest
 from export_cases import SUFFIX
-from golden_files import GOLDEN, golden_rows
+from golden_files import GOLDEN, golden_rows, golden_yaml
 
 import phaze_fast as pf
 from phaze_fast import export, models
-from phaze_fast.documents import read_document
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.export.megatron import layout_text, read_layout
 from phaze_fast.export.request import Chunk, options_of, settings_of, whole_number
@@ -20,7 +19,7 @@ LLAMA = models.load("llama2-7b")
 
 @pytest.mark.parametrize("format_", export.FORMATS)
 def test_the_frameworks_know_every_name(format_):
-    known = set(read_document(GOLDEN / "framework_flags.yaml")[format_]["names"].split())
+    known = set(golden_yaml("framework_flags.yaml")[format_]["names"].split())
     names = export.flag_names(format_)
     assert set(names.names.values()) <= known
     assert names.version

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from case_counts import some_or_many
 from export_cases import SUFFIX
 from plan_cases import random_problem
 
@@ -18,7 +19,7 @@ from phaze_fast.planning.frameworks import (
     recompute_modes,
 )
 
-SOME = (3, 12)  # seed and number of problems of every run
+SOME = (3, 9)  # seed and number of problems of every run
 MORE = (5, 40)  # of the full one, for each framework
 
 
@@ -65,11 +66,12 @@ def test_the_file_expresses_the_plan_and_reads_back_the_same(format_, sample, tm
     assert slower
 
 
+@some_or_many(4, 6)
 @pytest.mark.parametrize("format_", FRAMEWORKS)
-def test_no_plan_that_the_file_expresses_is_faster(format_):
+def test_no_plan_that_the_file_expresses_is_faster(format_, cases):
     """All layouts with each mode, and of these the plans that the exporter expresses."""
     compared, order = 0, "replicas-inside"  # lists of plans have one rank order of each layout
-    for model, cluster, training, plans in solved(format_, 11, 6, rank_order=order):
+    for model, cluster, training, plans in solved(format_, 11, cases, rank_order=order):
         limited, times = framework_training(format_, model, training), []
         for mode in limited.recompute:
             every = pf.plan(model, cluster, limited.replace(recompute=(mode,)), top=100_000)

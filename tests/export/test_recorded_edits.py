@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from export_cases import SUFFIX
 from golden_files import hf_entries
-from recorded import assert_as_recorded, plain, write_record
+from recorded import assert_as_recorded, plain, recorded_rows, write_record
 
 import phaze_fast as pf
 from phaze_fast.errors import PhazeError
@@ -154,13 +154,13 @@ def found(framework: str, path: Path) -> list[Any]:
 
 
 def test_models_are_written_as_was_recorded() -> None:
-    assert_as_recorded(exported_models(), json.loads(FILE.read_text("utf-8"))[-1])
+    assert_as_recorded(exported_models(), recorded_rows(FILE)[-1])
 
 
 @pytest.mark.parametrize("number", range(len(FORMATS)), ids=FORMATS)
 def test_edited_files_are_read_as_was_recorded(number: int, tmp_path: Path) -> None:
     now = found(FORMATS[number], tmp_path)
-    assert_as_recorded(now, json.loads(FILE.read_text("utf-8"))[number])
+    assert_as_recorded(now, recorded_rows(FILE)[number])
 
 
 if __name__ == "__main__":

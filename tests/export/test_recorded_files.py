@@ -6,7 +6,6 @@ that changes it says why.
 
 from __future__ import annotations
 
-import json
 import random
 import tempfile
 import zlib
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 from export_cases import SUFFIX, random_plan
-from recorded import assert_as_recorded, plain, write_record
+from recorded import assert_as_recorded, plain, recorded_rows, write_record
 
 import phaze_fast as pf
 from phaze_fast.errors import PhazeError
@@ -84,9 +83,10 @@ def back(text: str, framework: str, model: Any, devices: int) -> dict[str, Any]:
     return {"spec": spec, "notes": [note.replace(folder, "") for note in read.notes]}
 
 
-@pytest.mark.parametrize("number", range(len(MODELS) + RANDOM))
-def test_files_are_what_was_recorded(number: int) -> None:
-    assert_as_recorded(written(number), json.loads(FILE.read_text("utf-8"))[number])
+@pytest.mark.parametrize("first", range(10))
+def test_files_are_what_was_recorded(first: int) -> None:
+    for number in range(first, len(MODELS) + RANDOM, 10):
+        assert_as_recorded(written(number), recorded_rows(FILE)[number], str(number))
 
 
 if __name__ == "__main__":

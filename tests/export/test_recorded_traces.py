@@ -6,14 +6,13 @@ that changes it says why.
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded import assert_as_recorded, plain, write_record
+from recorded import assert_as_recorded, plain, recorded_rows, write_record
 
 import phaze_fast as pf
 from phaze_fast.models import Lora
@@ -80,7 +79,7 @@ def traced(number: int) -> dict[str, Any]:
 @pytest.mark.parametrize("number", range(len(PLANS)))
 def test_traces_are_what_was_recorded(number: int) -> None:
     pytest.importorskip("google.protobuf")
-    assert_as_recorded(traced(number), json.loads(FILE.read_text("utf-8"))[number])
+    assert_as_recorded(traced(number), recorded_rows(FILE)[number])
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ from functools import cache
 import jsonschema
 import numpy as np
 import pytest
-from golden_files import GOLDEN
+from golden_files import golden_yaml
 from refusals import refusal
 
 from phaze_fast import models
-from phaze_fast.documents import parse_text, read_document
+from phaze_fast.documents import parse_text
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import (
     Accelerator,
@@ -29,7 +29,7 @@ from phaze_fast.hardware import (
 from phaze_fast.schemas import KINDS, schema
 from phaze_fast.software import load_precision, load_software
 
-PUBLISHED = read_document(GOLDEN / "published_hardware.yaml")
+PUBLISHED = golden_yaml("published_hardware.yaml")
 
 
 @pytest.mark.parametrize("name", PUBLISHED["chips"])

@@ -3,10 +3,9 @@
 from functools import cache
 
 import pytest
-from golden_files import GOLDEN
+from golden_files import golden_yaml
 
 from phaze_fast import models
-from phaze_fast.documents import read_document
 from phaze_fast.hardware import Cluster, presets
 from phaze_fast.models.families import code_of
 from phaze_fast.models.huggingface import architecture, architectures
@@ -18,7 +17,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 
 SEQ = 16
-CONFIGURATIONS = read_document(GOLDEN / "hf_families.yaml")["configurations"]
+CONFIGURATIONS = golden_yaml("hf_families.yaml")["configurations"]
 EXPLICIT = ("llama", "gemma2", "gpt2", "bert", "t5")  # attention operator by operator as well
 CONFIGURATIONS |= {
     f"{name} explicit": {**CONFIGURATIONS[name], "_attn_implementation": "eager"}

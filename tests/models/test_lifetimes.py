@@ -113,7 +113,4 @@ def test_a_stage_holds_no_more_than_the_whole_model(step):
 def test_the_instants_that_are_largest_at_some_number_of_samples():
     assert largest_at_some_count([(2.0, 0.0), (2.0, 1.0), (0.0, 2.5)]) == [(2.0, 1.0)]
     assert largest_at_some_count([(0.0, 10.0), (1.0, 5.0), (3.0, 0.0)]) == [(0.0, 10.0), (3.0, 0.0)]
-    assert largest_at_some_count([(0.0, 10.0), (1.0, 9.0), (3.0, 0.0)]) == [
-        (1.0, 9.0),
-        (3.0, 0.0),
-    ]
+    assert largest_at_some_count([(0.0, 10.0), (1.0, 9.0), (3.0, 0.0)]) == [(1.0, 9.0), (3.0, 0.0)]

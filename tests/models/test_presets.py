@@ -4,6 +4,7 @@ import json
 from importlib.resources import files
 
 import pytest
+from case_counts import slow_ones
 from golden_files import refused_calls
 
 from phaze_fast import models
@@ -33,9 +34,7 @@ def counted(name, config):
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NEW]
-)
+@pytest.mark.parametrize("name", slow_ones(NEW, *(name for name in NEW if name not in QUICK)))
 def test_parameters_are_those_that_transformers_counts(name):
     config = json.loads((CONFIGURATIONS / f"{name}.json").read_text("utf-8"))
     assert models.load(name).parameters() == counted(config["architectures"][0], config)

@@ -4,10 +4,9 @@ from collections import Counter
 from functools import cache
 
 import pytest
-from golden_files import GOLDEN, hf_config, hf_entries
+from golden_files import golden_yaml, hf_config, hf_entries
 
 from phaze_fast import models
-from phaze_fast.documents import read_document
 from phaze_fast.hardware import Cluster, presets
 from phaze_fast.opgraph import KINDS, Strategy, layer_graph
 from phaze_fast.planning import Training, plan
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:Deprecation
 
 SEQ, LAYERS = 16, 3
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 96}
-SMALL = read_document(GOLDEN / "hf_families.yaml")["traced"]
+SMALL = golden_yaml("hf_families.yaml")["traced"]
 MIXTURES = ["deepseek-v3-small", "qwen3-moe-some-dense", "qwen2-moe-sparse-step"]
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from case_counts import some_or_many
+from case_counts import slow_ones, some_or_many
 from reference.expert_mesh import Dispatch, meshes
 
 from phaze_fast import models
@@ -54,7 +54,7 @@ def copies_by_tier(graph, forward, name, devices, node):
     return [groups * each * n for n in (count, inside, outside)]
 
 
-@pytest.mark.parametrize("block", range(5))
+@pytest.mark.parametrize("block", slow_ones(range(5), 2, 3, 4))
 def test_bytes_of_messages_by_tier_are_those_of_every_token(block):
     rng, gathered = random.Random(block), 0
     for _ in range(100):
@@ -82,7 +82,7 @@ def test_bytes_of_messages_by_tier_are_those_of_every_token(block):
     assert gathered >= 20
 
 
-@pytest.mark.parametrize("block", range(5))
+@pytest.mark.parametrize("block", slow_ones(range(5), 2, 3, 4))
 def test_rows_that_are_gathered_by_tier_are_those_of_every_device(block):
     rng, tried = random.Random(block), 0
     while tried < 100:
@@ -126,7 +126,7 @@ def random_plan(rng):
     return widths, inside, plan
 
 
-@some_or_many(100, 500)
+@some_or_many(50, 500)
 def test_groups_are_those_of_megatron_core(cases):
     """By Megatron-Core's two rank generators, and in both orders of ranks."""
     rng, orders = random.Random(7), set()

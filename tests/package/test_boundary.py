@@ -9,13 +9,7 @@ from refusals import refusal
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
-from phaze_fast.hardware import (
-    PUBLISHED_AREA,
-    chip_records,
-    energy_table,
-    fabric_record,
-    presets,
-)
+from phaze_fast.hardware import PUBLISHED_AREA, chip_records, energy_table, fabric_record, presets
 
 CHIPS = chip_records([presets.chip("h100"), presets.chip("tpuv4")])
 TERMS = list(PUBLISHED_AREA.rates)

@@ -2,12 +2,14 @@
 
 import doctest
 import importlib
+import importlib.util
 import pkgutil
 import re
 import shlex
 from pathlib import Path
 
 import pytest
+from case_counts import slow_ones
 
 import phaze_fast
 from phaze_fast.cli.main import main
@@ -19,6 +21,7 @@ MODULES = [
     module.name
     for module in pkgutil.walk_packages(phaze_fast.__path__, "phaze_fast.")
     if not module.name.endswith(("__main__", "_core", *WITH_TORCH))
+    and ">>>" in Path(importlib.util.find_spec(module.name).origin).read_text("utf-8")
 ]  # the last ones import torch, whose own tests run them
 
 
@@ -28,12 +31,6 @@ def blocks(page, language):
 
 def commands(page):
     return [line[2:] for block in blocks(page, "console") for line in block.splitlines()]
-
-
-def slow_ones(names, *slow):
-    """The names as parameters, of which some take seconds and run with the slow tests."""
-    assert set(slow) <= set(names)
-    return [pytest.param(n, marks=pytest.mark.slow) if n in slow else n for n in names]
 
 
 LONG_EXAMPLES = [
@@ -58,9 +55,7 @@ def test_python_blocks_run(page, capsys):
 
 @pytest.mark.checkout
 @pytest.mark.parametrize(
-    "page",
-    slow_ones([page for page in PAGES if commands(page)], *LONG_PAGES),
-    ids=lambda p: p.name,
+    "page", slow_ones([page for page in PAGES if commands(page)], *LONG_PAGES), ids=lambda p: p.name
 )
 def test_console_commands_run(page, capsys, tmp_path, monkeypatch):
     for folder in ("tests", "examples", "docs"):  # what commands write stays out of the checkout

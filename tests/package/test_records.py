@@ -2,13 +2,14 @@
 
 import json
 import pickle
+from pathlib import Path
 
 import pytest
 import yaml
-from golden_files import GOLDEN, refused_calls
+from golden_files import GOLDEN, golden_yaml, refused_calls
 from refusals import refusal
 
-from phaze_fast import models
+from phaze_fast import documents, models
 from phaze_fast.documents import digest, parse_text, read_document
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import (
@@ -22,7 +23,7 @@ from phaze_fast.hardware import (
 )
 from phaze_fast.schemas import parse_as
 
-REFUSED = read_document(GOLDEN / "refused_files.yaml")
+REFUSED = golden_yaml("refused_files.yaml")
 GOOD = {kind: entry["base"] for kind, entry in REFUSED.items()}
 GOOD["model"] = models.load(GOOD["model"]).to_dict()
 GOOD["graph"] = models.load(GOLDEN / GOOD["graph"]).to_dict()
@@ -136,31 +137,40 @@ def test_yaml_still_reads_everything_else():
     assert found == usual
 
 
+@pytest.mark.slow
+def test_files_of_the_package_are_what_the_reader_of_any_file_makes_of_them():
+    files = list(Path(documents.__file__).parent.rglob("*.yaml"))
+    assert len(files) > 50
+    for file in files:
+        text = file.read_text("utf-8")
+        assert repr(yaml.load(text, documents._OwnLoader)) == repr(parse_text(text, "t")), file
+
+
 # ---- identity ----
 
 
-PRESETS = [
-    *((presets.chip, name) for name in presets.chip_names()),
-    *((presets.fabric, name) for name in presets.fabric_names()),
-    *((models.load, name) for name in models.names()),
-]
-
-
-@pytest.mark.parametrize(("load", "name"), PRESETS)
-def test_presets_survive_a_round_trip(tmp_path, load, name):
-    preset = load(name)
-    for suffix, text in ((".yaml", preset.to_yaml()), (".json", preset.to_json())):
-        file = tmp_path / f"preset{suffix}"
-        file.write_text(text)
-        again = load(file)
-        assert again == preset
-        assert hash(again) == hash(preset)
-        assert again.digest() == preset.digest()
-    assert pickle.loads(pickle.dumps(preset)) == preset  # our own bytes, not a file's
-    if load is presets.fabric:
-        assert fabric_record(preset).tobytes() == fabric_record(again).tobytes()
-        cluster = Cluster(devices=16, fabric=preset, chip=presets.chip("h100"))
-        assert Cluster.from_dict(json.loads(cluster.to_json())) == cluster
+@pytest.mark.parametrize(
+    ("load", "names"),
+    [
+        (presets.chip, presets.chip_names),
+        (presets.fabric, presets.fabric_names),
+        (models.load, models.names),
+    ],
+)
+def test_presets_survive_a_round_trip(tmp_path, load, names):
+    for preset in map(load, names()):
+        for suffix, text in ((".yaml", preset.to_yaml()), (".json", preset.to_json())):
+            file = tmp_path / f"preset{suffix}"
+            file.write_text(text)
+            again = load(file)
+            assert again == preset
+            assert hash(again) == hash(preset)
+            assert again.digest() == preset.digest()
+        assert pickle.loads(pickle.dumps(preset)) == preset  # our own bytes, not a file's
+        if load is presets.fabric:
+            assert fabric_record(preset).tobytes() == fabric_record(again).tobytes()
+            cluster = Cluster(devices=16, fabric=preset, chip=presets.chip("h100"))
+            assert Cluster.from_dict(json.loads(cluster.to_json())) == cluster
 
 
 def test_records_are_frozen_all_the_way_down():

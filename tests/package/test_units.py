@@ -39,10 +39,7 @@ def test_parse(text, unit, expected):
     assert units.parse_quantity(text, unit) == pytest.approx(expected, rel=1e-15)
 
 
-@pytest.mark.parametrize(
-    ("value", "unit"),
-    [*refused_calls("quantities"), (10**400, "bytes")],
-)
+@pytest.mark.parametrize(("value", "unit"), [*refused_calls("quantities"), (10**400, "bytes")])
 def test_refuse(value, unit):
     with pytest.raises(InvalidInputError, match="not accepted"):
         units.parse_quantity(value, unit)

@@ -69,10 +69,7 @@ def test_an_area_limit_that_is_a_number_stays_where_an_area_is_scaled():
 def test_sensitivity_says_none_where_no_chip_is_left_within_the_limit():
     base = pf.presets.chip("phaze-tpuv4")
     spec = pf.hardware.SpaceSpec(
-        name="one",
-        base=base,
-        axes={"tensor_core.count": (4.0, 8.0)},
-        area=AreaLimit(max_mm2=280.0),
+        name="one", base=base, axes={"tensor_core.count": (4.0, 8.0)}, area=AreaLimit(max_mm2=280.0)
     )
     step = pf.Training(global_batch=8, micro_batch=1, pp=1)
     pod = pf.Cluster(devices=4, fabric="tpuv4-pod")

@@ -28,7 +28,7 @@ def same(found, best, problem):
     return True
 
 
-@some_or_many((400, 150), (1500, 400), (5000, 1200))
+@some_or_many((200, 80), (1500, 400), (5000, 1200))
 def test_placements_are_those_of_enumeration(cases):
     for shape, count in zip((chain, branching), cases, strict=True):
         rng = random.Random(41)
@@ -84,8 +84,7 @@ def with_tables(problem, change):
 
 def scaled(problem, factor):
     return with_tables(
-        problem,
-        lambda table: table_with(table, **{n: getattr(table, n) * factor for n in TIMES}),
+        problem, lambda table: table_with(table, **{n: getattr(table, n) * factor for n in TIMES})
     )
 
 
@@ -163,8 +162,9 @@ def alike(one, other):
         np.testing.assert_equal(getattr(one, name), getattr(other, name))
 
 
-def test_batches_equal_single_calls_for_any_thread_count():
-    problems = [any_problem(seed)[1] for seed in range(200)]
+@some_or_many(60, 200)
+def test_batches_equal_single_calls_for_any_thread_count(cases):
+    problems = [any_problem(seed)[1] for seed in range(cases)]
     one, two = (place_batch(problems, threads=threads) for threads in (1, 2))
     for problem, a, b in zip(problems, one, two, strict=True):
         alike(a, b)

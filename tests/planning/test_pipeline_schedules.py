@@ -6,14 +6,7 @@ import random
 import numpy as np
 import pytest
 from golden_files import refused_calls
-from reference.pipeline_events import (
-    SCHEDULES,
-    longest_device,
-    makespan,
-    orders,
-    peaks,
-    simulate,
-)
+from reference.pipeline_events import SCHEDULES, longest_device, makespan, orders, peaks, simulate
 
 from phaze_fast import _core, memory
 from phaze_fast.errors import InvalidInputError, InvalidTypeError

@@ -1,5 +1,6 @@
 """Laws of plans: what fits fits, more never worsens, and every figure can be told from the parts."""
 
+import functools
 import math
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -13,14 +14,7 @@ from plan_cases import h100
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError, UndecidedError
 from phaze_fast.hardware import Cluster, Tier, TieredFabric
-from phaze_fast.planning import (
-    PARTS,
-    PlanEvaluator,
-    Training,
-    node_devices,
-    plan,
-    planner,
-)
+from phaze_fast.planning import PARTS, PlanEvaluator, Training, node_devices, plan, planner
 from phaze_fast.planning.layouts import space_text
 from phaze_fast.units import format_bytes
 
@@ -29,6 +23,7 @@ def cluster(devices, memory_gib=80):
     return h100(devices, memory_gib)
 
 
+@functools.cache
 def found(model="gpt2-small", devices=8, memory_gib=80, **step):
     training = Training(**{"global_batch": 32, "micro_batch": (1, 2), **step})
     return plan(pf.models.load(model), cluster(devices, memory_gib), training)

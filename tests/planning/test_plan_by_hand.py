@@ -306,11 +306,7 @@ def test_micro_batches_in_flight_by_hand():
     fields = {"pp": 2, "recompute": "full", "micro_batches": 4}
     last = [
         found(flat(1e9), **fields, **schedule).stages[1].memory["activations"]
-        for schedule in (
-            {},
-            {"schedule": "zero-bubble"},
-            {"schedule": "interleaved", "vpp": 2},
-        )
+        for schedule in ({}, {"schedule": "zero-bubble"}, {"schedule": "interleaved", "vpp": 2})
     ]
     assert last == [2 * MESSAGE, 2 * 2 * MESSAGE, 3 / 2 * 2 * MESSAGE]
 

@@ -5,6 +5,7 @@ import json
 import random
 
 import pytest
+from case_counts import some_or_many
 from plan_cases import h100
 from robustness.fuzz import changed
 
@@ -74,11 +75,12 @@ def test_a_plan_reads_back_to_itself(document):
     assert again.to_dict() == document
 
 
-def test_no_edit_of_a_plan_is_a_bug(document, tmp_path, capsys):
+@some_or_many(25, 60)
+def test_no_edit_of_a_plan_is_a_bug(document, tmp_path, capsys, cases):
     rng, codes = random.Random(2), set()
     path = tmp_path / "plan.json"
     problem = {"model": "bert-large", "cluster": h100(4).to_dict()}
-    for _ in range(60):
+    for _ in range(cases):
         edited, what = changed(rng, document)
         path.write_text(json.dumps({**problem, "plan": edited}))
         words = rng.choice([["explain"], ["export", "--to", "megatron", "-o", str(tmp_path / "o")]])

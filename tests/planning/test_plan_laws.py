@@ -136,9 +136,10 @@ def message_rate(fabric, a, b):
     return next(units_of(fabric))[1]
 
 
-def test_messages_must_cross_every_border():
+@some_or_many(4, 10)
+def test_messages_must_cross_every_border(cases):
     """Every micro-batch sends its rows over each border, and their gradients come back."""
-    for _, model, cluster, spec in plans(range(4100, 4110)):
+    for _, model, cluster, spec in plans(range(4100, 4100 + cases)):
         plan, rank = predict(model, cluster, spec), rank_numbers(spec)
         rows = spec.micro_batch * model.seq / spec.cp
         shared = spec.tp if spec.sequence_parallel else 1
@@ -148,8 +149,9 @@ def test_messages_must_cross_every_border():
             assert plan.time_s >= plan.micro_batches * payload / rate * (1 - SLACK), spec
 
 
-def test_a_step_is_as_long_as_its_slowest_stage_works():
-    for _, model, cluster, spec in plans(range(4200, 4208)):
+@some_or_many(4, 8)
+def test_a_step_is_as_long_as_its_slowest_stage_works(cases):
+    for _, model, cluster, spec in plans(range(4200, 4200 + cases)):
         plan = predict(model, cluster, spec)
         slowest = max(stage.load_s for stage in plan.stages)
         assert plan.time_s >= plan.micro_batches * slowest * (1 - SLACK)
@@ -188,9 +190,10 @@ def test_an_infinitely_fast_fabric_removes_the_communication_parts_and_nothing_e
     assert all(count > 0 for name, count in seen.items() if name != "host"), seen
 
 
-def test_a_faster_network_never_makes_a_plan_slower():
+@some_or_many(4, 7)
+def test_a_faster_network_never_makes_a_plan_slower(cases):
     seen = 0
-    for rng, model, cluster, spec in plans(range(4400, 4407)):
+    for rng, model, cluster, spec in plans(range(4400, 4400 + cases)):
         factor = rng.choice([1.05, 1.3, 2.0, 10.0, 100.0])
         faster, nearer = wired(cluster, rate=factor), wired(cluster, latency=1 / factor)
         plan, *others = (predict(model, c, spec) for c in (cluster, faster, nearer))
@@ -198,17 +201,18 @@ def test_a_faster_network_never_makes_a_plan_slower():
             if both_proven(plan, other):
                 assert other.time_s <= plan.time_s * (1 + SLACK), spec
                 seen += 1
-    assert seen > 20
+    assert seen >= 3 * cases
 
 
-def test_faster_memory_never_makes_a_plan_slower():
+@some_or_many(5, 13)
+def test_faster_memory_never_makes_a_plan_slower(cases):
     """But for split passes with ZeRO-2 and 3, and for copies to the host.
 
     Where the network sets the backward pass, less waits; and what a forward pass waits for its
     copies counts in the backward pass, so that a faster one moves time there.
     """
     seen = 0
-    for rng, model, cluster, spec in plans(range(4500, 4513)):
+    for rng, model, cluster, spec in plans(range(4500, 4500 + cases)):
         if (spec.schedule in SPLIT and spec.zero >= 2) or "offload" in str(spec.recompute):
             continue
         hbm = cluster.chip.hbm
@@ -218,11 +222,12 @@ def test_faster_memory_never_makes_a_plan_slower():
         if both_proven(plan, faster):
             assert faster.time_s <= plan.time_s * (1 + SLACK), spec
             seen += 1
-    assert seen > 15
+    assert seen > 1.2 * cases
 
 
-def test_half_of_every_rate_and_twice_every_latency_is_twice_the_time():
-    for _, model, cluster, spec in plans(range(4600, 4607)):
+@some_or_many(4, 7)
+def test_half_of_every_rate_and_twice_every_latency_is_twice_the_time(cases):
+    for _, model, cluster, spec in plans(range(4600, 4600 + cases)):
         slow = wired(cluster, 0.5, 2.0).replace(chip=slowed(cluster.chip))
         plan = predict(model, cluster, spec)
         slower = predict(model, slow, spec.replace(software=with_slices_of(spec, 2.0)))
@@ -232,8 +237,9 @@ def test_half_of_every_rate_and_twice_every_latency_is_twice_the_time():
         assert slower.parts_s == pytest.approx(doubled, rel=1e-6, abs=SLACK * plan.time_s)
 
 
-def test_energy_is_spent_and_more_of_it_where_more_is_computed():
-    for _, model, cluster, spec in plans(range(4700, 4710)):
+@some_or_many(4, 10)
+def test_energy_is_spent_and_more_of_it_where_more_is_computed(cases):
+    for _, model, cluster, spec in plans(range(4700, 4700 + cases)):
         plain, again = (
             predict(model, cluster, spec.replace(recompute=mode)) for mode in ("none", "full")
         )

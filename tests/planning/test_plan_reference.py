@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from case_counts import first_slow
+from case_counts import first_slow, slow_ones, some_or_many
 from oracle_cases import random_cases, random_recompute
 from reference.plan import evaluate
 
@@ -69,8 +69,9 @@ def agree_on(seeds):
             assert_agree(model, cluster, spec)
 
 
-def test_plans_take_what_the_oracle_says():
-    agree_on(range(10))
+@some_or_many(5, 10)
+def test_plans_take_what_the_oracle_says(cases):
+    agree_on(range(cases))
 
 
 @pytest.mark.slow
@@ -88,9 +89,7 @@ def test_thousands_of_plans_take_what_the_oracle_says(block):
     agree_on(range(1000 + 63 * block, 1063 + 63 * block))
 
 
-@pytest.mark.parametrize(
-    "seed", [300, 301, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (302, 303, 304))]
-)
+@pytest.mark.parametrize("seed", slow_ones(range(300, 305), 302, 303, 304))
 def test_batches_take_what_the_oracle_says(seed):
     model, cluster, specs = random_cases(random.Random(seed), 1)
     assert_batch_agrees(model, cluster, specs)

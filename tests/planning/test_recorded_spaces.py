@@ -6,7 +6,6 @@ commit that changes it says why.
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import zlib
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from plan_cases import some
-from recorded import assert_as_recorded, plain, write_record
+from recorded import assert_as_recorded, plain, recorded_rows, write_record
 
 import phaze_fast as pf
 from phaze_fast.errors import PhazeError
@@ -155,7 +154,7 @@ def found(number: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("first", range(10))
 def test_spaces_are_what_was_recorded(first: int) -> None:
-    recorded = json.loads(FILE.read_text("utf-8"))
+    recorded = recorded_rows(FILE)
     for number in range(first, COUNT, 10):
         assert_as_recorded(found(number), recorded[number], str(number))
 

@@ -8,14 +8,7 @@ from phaze_fast.cli.main import main
 from phaze_fast.cost import estimate_costs, message_batch, roofline_work_s
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import FlatFabric, Tier, TieredFabric, chip_records
-from phaze_fast.opgraph import (
-    CONTEXT_KINDS,
-    GROUPS,
-    Strategy,
-    context_code,
-    layer_graph,
-    reasons,
-)
+from phaze_fast.opgraph import CONTEXT_KINDS, GROUPS, Strategy, context_code, layer_graph, reasons
 from phaze_fast.planning import predict_batch
 from phaze_fast.planning.prediction import evaluated
 from phaze_fast.planning.sizes import strategy_sizes

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from case_counts import slow_ones
 from golden_files import golden_rows
 
 import phaze_fast as pf
@@ -16,9 +17,7 @@ QUICK = ("olmoe-l4",)
 ROWS = {row["name"]: row for row in golden_rows("h200_peak_memory.csv")}
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ROWS]
-)
+@pytest.mark.parametrize("name", slow_ones(ROWS, *(name for name in ROWS if name not in QUICK)))
 def test_predicted_peaks_are_the_measured_ones(name):
     """No constant is fitted to them; allocators round large blocks up by a part of a percent."""
     from phaze_fast.models.huggingface import trace_hf

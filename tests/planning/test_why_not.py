@@ -5,15 +5,7 @@ import re
 
 import pytest
 
-from phaze_fast import (
-    Cluster,
-    InvalidInputError,
-    Training,
-    models,
-    plan,
-    predict,
-    why_not,
-)
+from phaze_fast import Cluster, InvalidInputError, Training, models, plan, predict, why_not
 from phaze_fast.cli.main import main
 from phaze_fast.planning import PARTS, read_asked
 from phaze_fast.planning.plans import plan_groups
@@ -102,9 +94,9 @@ def test_expert_and_context_widths_are_tried_where_practice_does():
 
 def test_short_sequences_of_mixtures_are_split_too():
     """Experts lie over context-parallel devices, which then replace tensor-parallel ones."""
-    cluster = Cluster(devices=64, fabric="dgx-h100", chip="h100")
-    step = Training(global_batch=64, micro_batch=1, zero=1, schedule="1f1b", pp=(4, 8), ep=8)
-    model = models.load("deepseek-v3").replace(layers=16)
+    cluster = Cluster(devices=32, fabric="dgx-h100", chip="h100")
+    step = Training(global_batch=64, micro_batch=1, zero=1, schedule="1f1b", pp=4, ep=8)
+    model = models.load("deepseek-v3").replace(layers=8)
     free = plan(model, cluster, step.replace(seq=4096), threads=1)
     assert "context parallel 1, 2, 4 (all-gather, ring, ulysses, ulysses:N/ring);" in free.space
     alone = plan(model, cluster, step.replace(seq=4096, cp=1), threads=1)

@@ -4,6 +4,7 @@ A group is written out member by member. It is regular where its coordinates are
 arithmetic progressions, one per level; everything else follows from those progressions.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 from itertools import pairwise, product
@@ -278,6 +279,15 @@ def price_ranks(fabric, op, v, ranks):
     return switched_irregular(op, v, p, [rates[i] for i in used], [latencies[i] for i in used])
 
 
+@functools.cache
+def _busiest_of_row(size, closed, distance):
+    """Bytes over the busiest link of a row whose devices send one byte each so many steps on."""
+    row = [((i,), ((i + distance) % size,), 1) for i in range(size)]
+    if not closed:  # those whose target is on the line
+        row = [(s, t, n) for s, t, n in row if t[0] - s[0] == distance]
+    return float(links.busiest_link(row, (size,), closed))
+
+
 def price_message(fabric, v, a, b):
     """Seconds of one message from rank a to rank b while all pairs at that distance send."""
     kind, sizes, rates, latencies, wraps = fabric
@@ -297,10 +307,6 @@ def price_message(fabric, v, a, b):
         if x == y:
             continue
         closed = bool(wrap) and size > 2
-        row = [((i,), ((i + y - x) % size,), 1) for i in range(size)]
-        if not closed:  # those whose target is on the line
-            row = [(s, t, n) for s, t, n in row if t[0] - s[0] == y - x]
-        busiest = float(links.busiest_link(row, (size,), closed))
-        slowest = max(slowest, busiest / rate)
+        slowest = max(slowest, _busiest_of_row(size, closed, y - x) / rate)
         latency += hop * (min((x - y) % size, (y - x) % size) if closed else abs(x - y))
     return v * slowest + latency

@@ -8,16 +8,7 @@ fractions the result is exact.
 import heapq
 from collections import Counter
 
-SCHEDULES = (
-    "1f1b",
-    "gpipe",
-    "interleaved",
-    "zb-h1",
-    "zb-h2",
-    "zb-v",
-    "dualpipe",
-    "dualpipe-v",
-)
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v")
 
 
 # ---- orders ----

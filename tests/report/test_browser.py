@@ -1,13 +1,7 @@
 """Every page in Chromium: no error, first paint, no overflow on a phone, hover and filters."""
 
 import pytest
-from report_cases import (
-    document_pages,
-    hostile_document,
-    plan_pages,
-    search_document,
-    sweep_pages,
-)
+from report_cases import document_pages, hostile_document, plan_pages, search_document, sweep_pages
 from robustness.browser import CHROMIUM, Browser
 
 from phaze_fast.report import report_page

@@ -174,15 +174,15 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path, name):
         write_report({"status": "infeasible"}, tmp_path / name)
 
 
-@pytest.mark.parametrize("name", pf.presets.chip_names())
-def test_every_preset_chip_can_be_drawn_and_described(name):
-    chip = pf.presets.chip(name).to_dict()
-    page = report_page({"status": "feasible", "best": {"chip": chip}})
-    Reader(page)
-    assert len(page) < 150_000
-    assert page.count('<rect x="') >= 3
-    assert "None" not in say.chip_text(chip)
-    assert len(say.chip_parts(chip)) >= 3
+def test_every_preset_chip_can_be_drawn_and_described():
+    for name in pf.presets.chip_names():
+        chip = pf.presets.chip(name).to_dict()
+        page = report_page({"status": "feasible", "best": {"chip": chip}})
+        Reader(page)
+        assert len(page) < 150_000
+        assert page.count('<rect x="') >= 3
+        assert "None" not in say.chip_text(chip)
+        assert len(say.chip_parts(chip)) >= 3
 
 
 def test_values_are_written_with_units():

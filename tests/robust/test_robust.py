@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from case_counts import first_slow
+from case_counts import first_slow, slow_ones
 from golden_files import refused_calls
 from robust_cases import CLUSTER, MODEL, STEP, brute_force, case
 
@@ -51,7 +51,7 @@ def check_certificate(seed):
     return worst[own] > 1.0
 
 
-@pytest.mark.parametrize("block", range(2))
+@pytest.mark.parametrize("block", slow_ones(range(2), 1))
 def test_certificates_hold_against_brute_force(block):
     telling = [check_certificate(seed) for seed in range(4 * block, 4 * block + 4)]
     assert any(telling)

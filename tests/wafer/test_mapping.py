@@ -41,7 +41,7 @@ from phaze_fast.wafer.search.bounds import roofline
 # ---- the whole evaluation ----
 
 
-@some_or_many(100, 400)
+@some_or_many(50, 400)
 def test_all_terms_agree_with_the_oracle(cases):
     rng = random.Random(1)
     bound = 0
@@ -490,10 +490,11 @@ THETAS = PHIS = (0.0, 0.5, 1.0)
 # ---- rules of the encoding ----
 
 
-def test_choices_are_all_axis_assignments_that_keep_the_rules():
+@some_or_many(20, 60)
+def test_choices_are_all_axis_assignments_that_keep_the_rules(cases):
     """Also the rule of at most so many runs of roles along an axis, on long sides."""
     rng = random.Random(6)
-    cases = [random_case(rng, sides=(8, 4)) for _ in range(60)]
+    cases = [random_case(rng, sides=(8, 4)) for _ in range(cases)]
     for sides, roles in (((16, 2), "BMR"), ((2, 32), "NR")):
         long = small(1, slots=tuple(tuple(run) for run in slots_of(*sides)))
         long.ops[0].roles = roles
@@ -509,28 +510,26 @@ def test_choices_are_all_axis_assignments_that_keep_the_rules():
             found = [row["slots"].tobytes() for row in mapping.choices(i)]
             assert len(found) == len(set(found))
             assert set(found) == expected
-            for roles in itertools.product(oracle.ROLES, repeat=len(case.slots)):
-                if rng.random() < 0.1:
-                    op_mapping = packed(
-                        [OperatorMapping(roles, rng.randrange(7), rng.randrange(5))]
-                    )
-                    allowed = (
-                        op_mapping["mode"][0] < 6
-                        and case.rules["modes"] >> op_mapping["mode"][0] & 1
-                    )
-                    allowed = allowed and op_mapping["algorithm"][0] < 4
-                    assert mapping.legal(i, op_mapping) == (
-                        bool(allowed) and op_mapping["slots"].tobytes() in expected
-                    )
+            for _ in range(len(oracle.ROLES) ** len(case.slots) // 10):
+                roles = tuple(rng.choices(oracle.ROLES, k=len(case.slots)))
+                op_mapping = packed([OperatorMapping(roles, rng.randrange(7), rng.randrange(5))])
+                allowed = (
+                    op_mapping["mode"][0] < 6 and case.rules["modes"] >> op_mapping["mode"][0] & 1
+                )
+                allowed = allowed and op_mapping["algorithm"][0] < 4
+                assert mapping.legal(i, op_mapping) == (
+                    bool(allowed) and op_mapping["slots"].tobytes() in expected
+                )
 
 
 # ---- memory ----
 
 
-def test_outputs_are_chosen_exactly_where_recomputation_and_the_stream_are_balanced():
+@some_or_many(40, 80)
+def test_outputs_are_chosen_exactly_where_recomputation_and_the_stream_are_balanced(cases):
     rng = random.Random(8)
     mixed = 0
-    for _ in range(80):
+    for _ in range(cases):
         count = rng.randint(3, 6)
         case = small(count, slots=(), stream_capacity_bytes=1e6)
         case.blocks = (rng.choice([2, 3, 7]),)
@@ -551,7 +550,7 @@ def test_outputs_are_chosen_exactly_where_recomputation_and_the_stream_are_balan
         tighten(rng, case, op_mappings)
         _, stages = agree(case, op_mappings)
         mixed += {RECOMPUTE, OFFLOAD} <= set(stages[0].outputs.values())
-    assert mixed > 15
+    assert mixed > cases * 3 // 16
 
 
 # ---- the bound against everything there is ----
@@ -578,10 +577,11 @@ def prices(case, time_s):
     return [0.0, *(unit * f for f in (0.01, 0.1, 0.5, 1.0, 3.0, 30.0))]
 
 
-def test_the_bound_is_below_every_mapping_of_tiny_problems():
+@some_or_many(100, 300)
+def test_the_bound_is_below_every_mapping_of_tiny_problems(cases):
     rng = random.Random(1)
-    cases = costlier = 0
-    for _ in range(300):
+    compared = costlier = 0
+    for _ in range(cases):
         case = tiny_case(rng)
         mapping = compiled(case)
         if math.prod(2 * len(mapping.choices(i)) for i in range(len(case.ops))) > 3000:
@@ -591,7 +591,7 @@ def test_the_bound_is_below_every_mapping_of_tiny_problems():
         case.rules["capacity_bytes"] = least * (1.0 + 0.5 * rng.random() ** 3) + 1e-3
         mapping = compiled(case)
         times = [s["time_s"] for s in every_score(case, mapping) if s["over_bytes"] == 0.0]
-        cases += bool(times)
+        compared += bool(times)
         for best in [min(times)] if times else []:
             free = max(mapping.relaxation().bound(theta, 0.0)[0] for theta in THETAS)
             for given in itertools.product(THETAS, prices(case, best), PHIS):
@@ -599,14 +599,15 @@ def test_the_bound_is_below_every_mapping_of_tiny_problems():
                 assert 0.0 <= bound <= best
                 mapping.assign(op_mappings)  # a start for a search: legal
                 costlier += bound > free
-    assert cases > 250
-    assert costlier > 10
+    assert compared > cases * 5 // 6
+    assert costlier > cases // 30
 
 
-def test_the_bound_is_below_every_way_of_outputs_too():
+@some_or_many(10, 25)
+def test_the_bound_is_below_every_way_of_outputs_too(cases):
     """The oracle tries outputs that no choice would make: all of them that fit are above."""
     rng = random.Random(2)
-    for _ in range(25):
+    for _ in range(cases):
         case = tiny_case(rng)
         op_mappings = random_op_mappings(rng, case)
         tighten(rng, case, op_mappings)
@@ -622,10 +623,11 @@ def test_the_bound_is_below_every_way_of_outputs_too():
                 assert mapping.relaxation().bound(*given_to)[0] <= time_s
 
 
-def test_the_bound_is_below_what_searches_find():
+@some_or_many(12, 30)
+def test_the_bound_is_below_what_searches_find(cases):
     rng = random.Random(3)
     found = 0
-    for at in range(30):
+    for at in range(cases):
         case, op_mappings = tight_case(rng, sides=(4, 4), most=(2, 8, 2), stages=6)
         mapping = compiled(case, op_mappings)
         score = mapping.anneal(at, 600, 0.3)[1][0]
@@ -634,14 +636,15 @@ def test_the_bound_is_below_what_searches_find():
         found += 1
         for given in itertools.product(THETAS, prices(case, score["time_s"]), PHIS):
             assert mapping.relaxation().bound(*given)[0] <= score["time_s"]
-    assert found > 15
+    assert found > cases // 2
 
 
-def test_the_bound_does_not_depend_on_what_was_asked_before():
+@some_or_many(12, 30)
+def test_the_bound_does_not_depend_on_what_was_asked_before(cases):
     """Earlier answers say which mappings need no look: the bound and its mappings must not notice."""
     rng = random.Random(4)
     problem = Problem(models.load("bertlarge"), load_wafer("sram-wafer"), WaferTraining(64))
-    mappings = [compiled(random_case(rng, sides=(4, 4), most=(2, 8, 2))) for _ in range(30)]
+    mappings = [compiled(random_case(rng, sides=(4, 4), most=(2, 8, 2))) for _ in range(cases)]
     mappings.append(problem.mapping(Layout(4, 2, 1, 2)))
     for mapping in mappings:
         used = mapping.relaxation()
@@ -717,8 +720,7 @@ def test_a_price_of_memory_is_exact_where_recomputation_must_pay_for_it(paramete
 
 
 @pytest.mark.parametrize(
-    ("theta", "price"),
-    [(-0.5, 0.0), (1.5, 0.0), (math.nan, 0.0), (0.5, -1.0), (0.5, math.nan)],
+    ("theta", "price"), [(-0.5, 0.0), (1.5, 0.0), (math.nan, 0.0), (0.5, -1.0), (0.5, math.nan)]
 )
 def test_a_bound_that_would_not_hold_is_refused(theta, price):
     with pytest.raises(InvalidInputError, match="theta.*price"):

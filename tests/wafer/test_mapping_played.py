@@ -305,8 +305,7 @@ def test_whole_mappings_with_concurrent_traffic(count, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "seed",
-    [1, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (2, 3))],
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (2, 3))]
 )
 def test_stages_that_stream_at_once_get_into_each_others_way(seed):
     """Several stages stream: how far the model is off.

@@ -10,14 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from reference import mesh_simulator as sim
-from reference.mesh_simulator import (
-    Collective,
-    Traffic,
-    block,
-    build,
-    random_work,
-    simulate_alone,
-)
+from reference.mesh_simulator import Collective, Traffic, block, build, random_work, simulate_alone
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.wafer.mapping.mesh import (

@@ -383,12 +383,7 @@ def test_data_parallelism_moves_what_zero_says(name, micro_batches):
         score = mapping.score()[0]
         moved[mode] = score["time_s"] / (2 * problem.work.parameters * (d - 1) / d)
         assert score["blocking_s"] == 0.0
-    expected = {
-        "replicated": 2,
-        "zero1": 2,
-        "zero2": 1 + micro_batches,
-        "zero3": 3 * micro_batches,
-    }
+    expected = {"replicated": 2, "zero1": 2, "zero2": 1 + micro_batches, "zero3": 3 * micro_batches}
     assert moved == pytest.approx(expected, rel=CLOSE)
 
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from case_counts import some_or_many
 from golden_files import refused_calls
 from mapping_cases import compiled, small
 from reference.mapping_oracle import OperatorMapping
@@ -614,13 +615,14 @@ def groups_of(rng):
     return [dies[k : k + size] for k in range(0, 12, size)], size
 
 
+@some_or_many(3, 6)
 @pytest.mark.parametrize(
     "op", ["all-gather", "reduce-scatter", "all-to-all", "all-reduce", "summed all-reduce"]
 )
-def test_collectives_of_all_groups_at_once_against_packets(op):
+def test_collectives_of_all_groups_at_once_against_packets(op, cases):
     """Also where switches sum, which ends an all-reduce sooner."""
     rng, kind = random.Random(op), op.removeprefix("summed ")
-    for _ in range(6):
+    for _ in range(cases):
         groups, size = groups_of(rng)
         rate, hop_s, volume = rng.uniform(1e11, 1e12), rng.choice([0.0, 1e-7]), 8e6
         switch, plain = Switch(12, rate, hop_s), Links(rate, rate, hop_s, PLAIN)

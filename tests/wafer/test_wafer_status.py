@@ -97,7 +97,7 @@ def test_a_search_cut_short_constructs_a_mapping_that_streams_weights():
     assert (again.time_s, again.fits) == (result.best.time_s, True)
 
 
-@pytest.mark.parametrize("problems", [12, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("problems", [6, pytest.param(60, marks=pytest.mark.slow)])
 def test_stopped_searches_never_claim_more_than_the_full_search(problems):
     rng, statuses = random.Random(11), set()
     for _ in range(problems):
