@@ -259,13 +259,12 @@ def backward_work_bytes(forward: OpGraph, backward: OpGraph) -> Any:
     >>> from phaze_fast import models
     >>> from phaze_fast.opgraph import layer_graph
     >>> block = layer_graph(models.load("llama2-7b").replace(seq=1024)).layers[1]
-    >>> round(backward_work_bytes(block.forward, block.backward) / (2 * 1024 * 11008), 2)
+    >>> float(backward_work_bytes(block.forward, block.backward) / (2 * 1024 * 11008))
     2.0
     """
     uses = _last_uses(forward, backward)
-    freed: list[Any] = [0.0] * (
-        len(backward) + 1
-    )  # bytes of stored tensors freed after each operator
+    # Bytes of stored tensors that are freed after each operator.
+    freed: list[Any] = [0.0] * (len(backward) + 1)
     for tensor in forward.tensors:
         if tensor.producer != "input":
             end = uses.get(tensor.producer, len(backward) - 1)

@@ -214,20 +214,25 @@ def test_a_search_with_slack_claims_no_more_than_the_slack_allows():
 
 @some_or_many(3, 6)
 def test_what_is_ruled_out_takes_longer_than_its_limit(cases):
-    ruled_out = 0
+    ruled_out = [0, 0]
     for seed, case in small_cases(40, cases):
         problem, records = case.problem, tpuv4_space().chips[[11000 + seed, 15000, 25000, 28000]]
         evaluator = problem.evaluators[0]
         rooms = np.full(len(records), len(problem.capacities) - 1)
         for s in range(len(evaluator)):
             made, _ = problem.schedule(s, records)  # not all proven: then above the optimum
-            exact_s = evaluator.bounds(s, made, rooms)
-            for share in (0.97, 0.9999, 1.0001, 1.1):
-                limits = exact_s * share
-                least = evaluator.bounds(s, problem.rule_out(s, records, rooms, limits), rooms)
-                assert (least <= exact_s * (1 + 1e-9)).all(), (seed, s, share)
-                ruled_out += int((np.isfinite(limits) & (least > limits)).sum())
-    assert ruled_out > 25 * cases // 6
+            bounds_s = evaluator.bounds(s, made, rooms)
+            wanted = np.full((len(records), len(problem.capacities)), -np.inf)
+            wanted[:, -1] = np.inf
+            plans_s = evaluator.best_s(s, made, made, wanted)
+            for planned, share in itertools.product((0, 1), (0.97, 0.9999, 1.0001, 1.1)):
+                limits = (bounds_s, plans_s)[planned] * share
+                layers, steps_s = problem.rule_out(s, records, rooms, limits, bool(planned))
+                least = evaluator.bounds(s, layers, rooms)
+                assert (least <= bounds_s * (1 + 1e-9)).all(), (seed, s, share)
+                assert (steps_s <= plans_s * (1 + 1e-9)).all(), (seed, s, share)
+                ruled_out[planned] += int((np.isfinite(limits) & (steps_s > limits)).sum())
+    assert min(ruled_out) > 25 * cases // 6, ruled_out
 
 
 def test_what_is_known_of_chips_priced_together_changes_no_answer():
@@ -245,7 +250,7 @@ def test_what_is_known_of_chips_priced_together_changes_no_answer():
             )
             pairs = [
                 (problem.bound(s, chips, "schedule_bound"), problem.schedule(s, chips)[0],
-                 problem.rule_out(s, chips, rooms, limits))
+                 problem.rule_out(s, chips, rooms, limits, False)[0])
                 for chips in (priced, records)
             ]  # fmt: skip
             for kept, fresh in zip(*pairs, strict=True):
