@@ -94,7 +94,7 @@ def needs_and_fits(model, cluster, training, rows):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["auto", "none", MIXED], ids=["auto", "none", "mixed"])
-@some_or_many(5, 15)
+@pytest.mark.parametrize("cases", [15])
 def test_a_layout_fits_where_one_of_all_partitions_does(recompute, cases):
     checked, wrong, dealt, made_of_dealt = 0, 0, 0, 0
     for seed in range(cases):
