@@ -4,7 +4,7 @@ import random
 from itertools import accumulate, pairwise
 
 import pytest
-from case_counts import some_or_many
+from case_counts import slow_or_thorough, some_or_many
 from oracle_cases import ACTIVATIONS, FIVE, PIPED, random_cases, small_problem
 from plan_cases import PLAIN, spec_of
 from reference.plan import least_memory, stage_memory
@@ -92,9 +92,8 @@ def needs_and_fits(model, cluster, training, rows):
             yield spec, need <= room, bool(marked), made
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["auto", "none", MIXED], ids=["auto", "none", "mixed"])
-@pytest.mark.parametrize("cases", [15])
+@slow_or_thorough(5, 15)
 def test_a_layout_fits_where_one_of_all_partitions_does(recompute, cases):
     checked, wrong, dealt, made_of_dealt = 0, 0, 0, 0
     for seed in range(cases):

@@ -6,7 +6,7 @@ from itertools import accumulate, islice
 
 import numpy as np
 import pytest
-from case_counts import first_slow, slow_ones, some_or_many
+from case_counts import first_slow, slow_ones, slow_or_thorough, some_or_many
 from plan_cases import (
     SCHEDULES,
     allowed,
@@ -164,9 +164,8 @@ def random_cuts(rng, evaluator, layout):
     return (0, *inner, layers)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", LARGER)
-@pytest.mark.parametrize("cases", [120])
+@slow_or_thorough(40, 120)
 def test_no_random_plan_is_faster(name, cases):
     model, cluster, training = larger(name)
     best = plan(model, cluster, training, threads=1).best
@@ -225,8 +224,7 @@ def some_problem(seed):
     return model, cluster, training, evaluator, rows
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cases", [40])
+@slow_or_thorough(10, 40)
 def test_every_listed_plan_is_one_that_was_asked_for(cases):
     listed = 0
     for problem in map(some_problem, range(3000, 3000 + cases)):
@@ -254,8 +252,7 @@ def front_of(rows):
     return front
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cases", [40])
+@slow_or_thorough(10, 40)
 def test_the_front_is_that_of_the_fastest_plans_of_all_layouts(cases):
     compared = 0
     for problem in map(some_problem, range(4000, 4000 + cases)):
