@@ -95,7 +95,7 @@ class _Graph:
         return ELEMENT_BYTES * float(np.prod([float(self.ops[name][i]) for name in names]))
 
     def gated(self, u: int, v: int) -> bool:
-        """Whether a product reads another of equal shape element by element, as gates do."""
+        """Whether the result of product `v` is multiplied, element by element, by that of `u`."""
         both = self.product[u] and self.product[v]
         alike = all(self.ops[f][u] == self.ops[f][v] for f in ("m", "n", "k"))
         by_gate = _MULTIPLY in self.ops["epilogue_functions"][v]

@@ -184,7 +184,7 @@ class Skeleton:
         return replace(norm, above=self.above(start))
 
     def norm_at(self, labels: frozenset[int]) -> Norm | None:
-        """Return the norm that is the only one of `labels` (a result of `above`), or None."""
+        """Return the norm if `labels` (a result of `above`) holds that norm alone, else None."""
         return next((n for n in self.norms if labels == {n.last}), None)
 
     # ---- attention ----

@@ -491,7 +491,7 @@ def _context_codes(kinds: Any) -> Array:
 
 
 def _recompute_texts(recompute: Any) -> tuple[list[str], Array]:
-    """List the distinct recompute texts of plans, and the position of each plan's text."""
+    """List the distinct texts that say what plans recompute, and the position of each plan's."""
     texts, text_of = _words("recompute", recompute)
     for text in texts:
         if text != "auto":

@@ -18,9 +18,11 @@ double phaze_shared_parameters(double parameters, double experts, double shards,
                                double ep) noexcept;
 
 // Writes to out[4] the bytes of weights, gradients, optimiser state, and copies of weights in a
-// smaller format, under a ZeRO stage; the three before `out` are bytes per parameter. `frozen` of
-// the parameters have no gradient and no state; `packed` of those take `packed_bytes` together.
-// `more_state` are bytes of state on top of those per trained parameter.
+// smaller format (`copy_bytes` on one device), under a ZeRO stage. Of all `parameters`, `experts`
+// are in experts; `frozen` have no gradient and no state, `frozen_experts` of them in experts;
+// `packed` of the frozen ones take `packed_bytes` in all. The state has `more_state` bytes in all
+// beyond `optimizer_bytes` a trained parameter; `weight_bytes` and `gradient_bytes` are bytes a
+// parameter too.
 void phaze_state_bytes(double parameters, double experts, double frozen, double frozen_experts,
                        double packed, double packed_bytes, double more_state, double copy_bytes,
                        double shards, double ep, std::int64_t zero, double weight_bytes,

@@ -169,7 +169,8 @@ void PlanEstimator::list_levels(std::span<const KindTimes> free) {
   for (std::size_t n = 0; n < kFreeLevels; ++n) {
     const KindTimes& own = free[n];
     if (own.forward_s == last->forward_s) continue;
-    // Where the costs that this level makes free are zero already, its step is the one before.
+    // Where the costs that this level sets to zero are zero already, it has the step of the level
+    // before.
     if (!same_times(own, *last, at(space_->kinds), variants))
       step = add_step(add_passes(), nullptr);
     last = &own;
@@ -666,7 +667,7 @@ void PlanEstimator::find_totals() {
   }
 }
 
-// The bytes that the optimiser moves to and from HBM, of all `sizes_`.
+// The bytes that the optimiser moves to and from HBM, for each of `sizes_`.
 void PlanEstimator::find_moved() {
   const std::size_t width = (sizes_.size() + kSteps - 1) / kSteps * kSteps;
   moved_.assign((at(space_->kinds) + 1) * width, 0.0);

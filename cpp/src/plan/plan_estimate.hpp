@@ -182,7 +182,7 @@ class PlanEstimator {
   std::vector<std::int32_t> kinds_in_;
   std::vector<std::int32_t> layer_kinds_;  // kinds of all layers, stage by stage
   std::vector<double> moved_;              // scratch
-  // Weights, gradients and optimiser state of all `sizes_`, by kind and by stage.
+  // Weights, gradients and optimiser state for each of `sizes_`, by kind and by stage.
   std::size_t state_width_ = 0;
   std::vector<double> state_by_kind_, states_;
   Totals totals_;

@@ -216,7 +216,7 @@ std::uint64_t OutputChooser::again() const noexcept {
   return ops;
 }
 
-// Keeps only the time of the last choice, as a bound on the time of a better one.
+// Forgets the last choice but for its time, which limits that of the next, as `worst_s` does.
 void OutputChooser::widen(double worst_s) noexcept {
   if (!answer_.solved) return;
   answer_.solved = false;
