@@ -344,17 +344,12 @@ on the other runs, in the median over 16 draws (`python tools/few_runs.py TABLE.
 
 | cluster | runs | mean | median | in interval | pick-regret |
 |---|--:|--:|--:|--:|--:|
-| nanotron, H100s on EFA | 3 | 12.3% | 8.6% | 80% | 3.2% |
-| nanotron, H100s on EFA | 5 | 12.1% | 8.5% | 74% | 4.5% |
-| vTrain's cluster of A100s | 3 | 11.1% | 10.2% | 88% | 3.4% |
-| vTrain's cluster of A100s | 5 | 10.6% | 8.7% | 86% | 3.4% |
+| nanotron, H100s on EFA | 3 | 11.6% | 7.9% | 80% | 3.1% |
+| nanotron, H100s on EFA | 5 | 11.5% | 8.4% | 77% | 4.8% |
+| vTrain's cluster of A100s | 3 | 11.0% | 8.6% | 84% | 3.4% |
+| vTrain's cluster of A100s | 5 | 10.8% | 8.6% | 78% | 3.4% |
 | BLOOM, one day | 3 | 8.3% | 4.9% | 100% | 4.1% |
 | BLOOM, one day | 5 | 9.2% | 6.3% | 100% | 2.4% |
-
-The row of vTrain's five runs is of 8 draws with the numbers fitted now. The others were measured
-before the share of hidden tensor-parallel collectives was fitted and with priors of 40 us for the
-host's time (60 us now) and of 2 us for slices (4 us now). Nanotron's first three draws of five
-runs are 11.4, 10.2 and 11.2% off now, 12.2, 10.8 and 11.7% then.
 
 Five runs are hardly better than three, because what is left is not in the numbers. With constants
 chosen on all 296 of nanotron's steps 8.7% are left in the mean and 3.9% in the median: 38 steps
