@@ -22,7 +22,7 @@ ring while attention is at work, or rows exchanged for heads. ``ulysses:N/ring``
 N neighbours exchange rows for heads, and a ring links the groups of N (Megatron-Core's hierarchical
 context parallelism, a2a+p2p; Fang and Zhao 2024, arXiv:2405.07719)."""
 DISPATCHERS = ("all-to-all", "all-gather")
-"""How rows reach the experts of other devices."""
+"""Collectives by which rows reach the experts of other devices."""
 _MIXED = re.compile(r"ulysses:([2-9]|[1-9][0-9]{1,4})/ring")
 
 

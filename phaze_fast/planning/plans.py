@@ -63,7 +63,7 @@ class Stage:
     chunks: tuple[int, ...]
     """Number of layers of each of its chunks."""
     kinds: Mapping[str, int]
-    """How many layers of each kind."""
+    """Number of layers of each kind."""
     recompute: str
     """What is recomputed in the backward pass."""
     load_s: float
@@ -150,7 +150,7 @@ class Plan:
     vpp: int
     """Chunks per stage; 1 unless the schedule has several."""
     rank_order: str
-    """Which dimension has neighbouring ranks after tensor and context groups."""
+    """Whose ranks are adjacent after tensor and context groups: replicas, or stages."""
     sequence_parallel: bool
     """Whether tensor-parallel devices share the rows of norms and residuals."""
     seq: int

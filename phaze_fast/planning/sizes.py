@@ -87,9 +87,9 @@ class StrategySizes:
     precision: Precision
     """Number format of the blocks' products."""
     fusion: Fusion
-    """What is fused, and repeated inside groups."""
+    """Which operators are fused, and which are recomputed inside fused groups."""
     variants: tuple[str, ...]
-    """Recompute variants, least first; no two compute the same operators again."""
+    """Recompute variants, least recomputation first; no two recompute the same operators."""
     variant_of: Mapping[str, int]
     """Position in `variants` of each mode of recomputation."""
     stored: LayerGraph
@@ -119,7 +119,7 @@ class StrategySizes:
         return kinds
 
     def record_with(self, optimizer: Optimizer) -> Array:
-        """Return `record` with these bytes for the copy of the embedding on the last stage."""
+        """Return `record` with the state of the copied embedding that is not per parameter."""
         record = self.record.copy()
         record["copied_state_bytes"] = copied_state_bytes(self.graph, optimizer)
         return record

@@ -176,7 +176,7 @@ class TrainingRun:
     days: float
     """From beginning to end, failures included."""
     device_hours: float
-    """Of all devices, failures included."""
+    """Hours of the run times devices, failures included."""
     energy_j: float
     """Joules of the devices, times the overhead of the building; failures included."""
     device_usd: float

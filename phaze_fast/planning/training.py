@@ -39,7 +39,8 @@ OVERLAPPING = ("dualpipe", "dualpipe-v")
 of experts in one overlap with the computation of the other (DeepSeek-V3, section 3.2.1)."""
 
 RANK_ORDERS = ("replicas-inside", "stages-inside")
-"""Which dimension has neighbouring ranks after the tensor- and context-parallel groups."""
+"""Whose ranks are adjacent, counted in tensor- and context-parallel groups: the replicas of a stage,
+or the stages of a replica."""
 
 # ---- what a stage recomputes ----
 
@@ -53,13 +54,13 @@ RECOMPUTE = (
     "norms+activations+gated-product+up-projection+attention",
     "full",
 )
-"""What ``auto`` chooses from, least first."""
+"""Modes of recomputation that ``auto`` chooses from, least recomputation first."""
 OFFLOADING = (
     "offload",
     "norms+activations+gated-product+offload",
     "norms+activations+gated-product+up-projection+offload",
 )
-"""What ``auto`` also chooses from where activations may be kept in the host's memory."""
+"""Modes that ``auto`` also chooses from where activations may be kept in the host's memory."""
 
 
 def split_recompute(text: str) -> tuple[str, str, int]:
@@ -322,7 +323,7 @@ class Training(TrainingStep):
     """What a stage may compute again in the backward pass: ``none``, ``selective`` (attention
     scores), ``needed``, ``full``, or sets of operators joined by ``+`` (norms, activations,
     gated-product, up-projection, output-projection, alternate-products, attention). Of
-    several each stage has the fastest that fits; auto: of the eight in `RECOMPUTE`."""
+    several each stage has the fastest that fits; auto: of the eight that `Plans.space` lists."""
     offload: Annotated[tuple[Literal["activations", "optimizer"], ...], Several(least=0)] = ()
     """What plans may keep in the host's memory, over a link of the chip's field `host`: activations
     of blocks, which then are a choice besides recomputation where `recompute` is auto; the
@@ -339,8 +340,8 @@ class Training(TrainingStep):
     vpp: Counts = (2, 4)
     """Chunks per stage to try where interleaved."""
     rank_order: Literal["auto", "replicas-inside", "stages-inside"] = "auto"
-    """Which dimension has neighbouring ranks; auto: replicas, and also stages where all stages of a
-    replica fit into a node, whichever is faster."""
+    """Whose ranks are adjacent: replicas of a stage, or stages of a replica; auto: replicas, and also
+    stages where all stages of a replica fit into a node, whichever is faster."""
     tied: Annotated[tuple[tuple[int, int], ...], Several(least=0)] = ()
     """Pairs of positions in the model's layers that one stage must hold."""
     uncut: Annotated[tuple[int, ...], Several(least=0)] = ()
