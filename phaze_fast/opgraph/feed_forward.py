@@ -116,8 +116,9 @@ def _routed(block: BlockBuilder, moe: MixtureOfExperts, x: int, own_rows: int) -
     gathers = ep > 1 and block.strategy.dispatcher == "all-gather"
     local, even = moe.experts // ep, sent // moe.experts * ep * sharing
     held = local * math.ceil(busy * even)  # rows of the busiest device
-    # Rows of each expert's products there: the excess over an even load is rounded to whole tiles.
-    # Not rounded up, or one row beyond a full tile would cost every expert of the device a tile.
+    # Rows of products per expert on the busiest device: the excess over an even load is rounded to
+    # the nearest whole tile. Rounded up, a single row beyond a full tile would cost each expert a
+    # tile, which is too much as the loads of a device's experts differ.
     rows = even + _TILE_ROWS * round((busy - 1.0) * even / _TILE_ROWS)
     shared = ELEMENT_BYTES * held * m.hidden
     sorts = moe.moves > 1 and local > 1 and ep > 1

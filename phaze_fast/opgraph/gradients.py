@@ -22,7 +22,7 @@ SUM = "-gradients"
 
 
 def gradients(specs: list[OperatorSpec], sums: str = "free") -> list[OperatorSpec]:
-    """Return the gradient operators of all operators; no operator reads a gradient of weights.
+    """Return the gradient operators of all operators; none of them reads a gradient of weights.
 
     Parameters
     ----------

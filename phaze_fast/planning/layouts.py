@@ -34,7 +34,7 @@ _MIN_TOKENS = 8192
 """Tokens of a sequence that context parallelism leaves a device by default: with fewer, attention
 is too short to hide its exchange."""
 _MIN_TOKENS_MOE = 1024
-"""Fewest tokens in mixtures of experts: experts are spread over context-parallel devices as over
+"""The tokens left in mixtures of experts: experts are spread over context-parallel devices as over
 replicas, so that these can replace tensor-parallel devices, which exchange more."""
 
 
@@ -327,7 +327,7 @@ class LayoutGrid:
 
     def _orders(self, dp: Array, pp: Array) -> Iterator[tuple[int, Array | bool]]:
         """Yield rank orders, and for which combinations of widths to try each."""
-        whole = self.stage_devices % self.strategy.expert_devices == 0  # replicas have all experts
+        whole = self.stage_devices % self.strategy.expert_devices == 0  # all experts in a replica
         inside: Array | bool = True if whole else pp == 1
         if self.training.rank_order != "auto":
             order = RANK_ORDERS.index(self.training.rank_order)

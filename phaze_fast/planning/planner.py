@@ -386,7 +386,7 @@ class _Searched:
 
 
 _FEW_STRATEGIES, _FEW_LAYOUTS = 64, 4096
-"""So many strategies and layouts are compared at once; of more, those with least work first."""
+"""Most strategies and layouts to compare at once; of more, those with the least work are first."""
 
 
 def _least(bounds_s: Array, count: int) -> float:
@@ -478,7 +478,7 @@ _FIRST_WAVES = (2,)
 
 
 class _SomeWaves:
-    """Ends a search after `waves` waves of layouts (None: never), or where `stop` returns true."""
+    """Ends a search after `waves` waves of layouts (None: no limit) or when `stop` is true."""
 
     def __init__(self, waves: int | None, stop: Callable[[], bool] | None) -> None:
         self._left, self._stop = waves, stop

@@ -39,8 +39,8 @@ OVERLAPPING = ("dualpipe", "dualpipe-v")
 of experts in one overlap with the computation of the other (DeepSeek-V3, section 3.2.1)."""
 
 RANK_ORDERS = ("replicas-inside", "stages-inside")
-"""Whose ranks are adjacent, counted in tensor- and context-parallel groups: the replicas of a stage,
-or the stages of a replica."""
+"""Whose ranks are adjacent, next to tensor and context groups: replicas of a stage,
+or stages of a replica."""
 
 # ---- what a stage recomputes ----
 
@@ -340,8 +340,8 @@ class Training(TrainingStep):
     vpp: Counts = (2, 4)
     """Chunks per stage to try where interleaved."""
     rank_order: Literal["auto", "replicas-inside", "stages-inside"] = "auto"
-    """Whose ranks are adjacent: replicas of a stage, or stages of a replica; auto: replicas, and also
-    stages where all stages of a replica fit into a node, whichever is faster."""
+    """Whose ranks are adjacent: replicas of a stage or stages of a replica; auto: replicas, and
+    stages too where all stages of a replica fit into a node, whichever is faster."""
     tied: Annotated[tuple[tuple[int, int], ...], Several(least=0)] = ()
     """Pairs of positions in the model's layers that one stage must hold."""
     uncut: Annotated[tuple[int, ...], Several(least=0)] = ()
