@@ -182,8 +182,7 @@ def _further_token(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
     """Build the layers that predict one more token (DeepSeek-AI 2024, DeepSeek-V3, section 2.2).
 
     The hidden states and the embeddings of the next tokens are normalised, joined and projected;
-    a block like the last one follows. With sequence parallelism devices split the rows, and every
-    device has the whole projection.
+    a block like the last one follows. Sequence parallelism splits the rows, not the projection.
     """
     s, hidden = shapes(model, strategy), model.hidden
     rows, size = s.split_rows, ELEMENT_BYTES * s.split_rows * hidden

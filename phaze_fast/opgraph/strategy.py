@@ -190,10 +190,7 @@ class Strategy(Record):
 
 
 class Family(Strategy):
-    """Strategies whose layers have the same operators; see `opgraph.family`.
-
-    A field in which the members differ is an `Each`, with one number per member.
-    """
+    """Strategies as one, see `opgraph.family`: fields in which the members differ are `Each`."""
 
     members: tuple[Strategy, ...]
 

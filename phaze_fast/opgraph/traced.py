@@ -275,10 +275,7 @@ def traced_peaks(layer: GraphLayer, strategy: Strategy) -> tuple[DevicePeak, ...
 
 
 def _stored_input(layer: GraphLayer, tensors: tuple[Tensor, ...], samples: float) -> list[Tensor]:
-    """Return the input of a layer, which is stored only if the first operator is recomputed.
-
-    Its bytes are at most those of the other stored tensors.
-    """
+    """Return a layer's input, stored if its reader is recomputed: at most the others' bytes."""
     reader = next((op.name for op in layer.forward if -1 in op.inputs), "")
     most = sum(tensor.bytes for tensor in tensors if tensor.producer != "input")
     size = min(int(layer.input_bytes * samples), most)

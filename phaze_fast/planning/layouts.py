@@ -34,7 +34,7 @@ _MIN_TOKENS = 8192
 """Tokens of a sequence that context parallelism leaves a device by default: with fewer, attention
 is too short to hide its exchange."""
 _MIN_TOKENS_MOE = 1024
-"""The tokens left in mixtures of experts: experts are spread over context-parallel devices as over
+"""Tokens so left in mixtures of experts: experts are spread over context-parallel devices as over
 replicas, so that these can replace tensor-parallel devices, which exchange more."""
 
 

@@ -89,7 +89,7 @@ class PlanSpec(TrainingStep):
     """Layers of each stage (of each chunk where interleaved), embedding and head counted; by
     default blocks are divided evenly."""
     rank_order: Literal["replicas-inside", "stages-inside"] = "replicas-inside"
-    """Whose ranks are adjacent after tensor and context groups: replicas, or stages."""
+    """What ranks count first after tensor and context groups: replicas, or stages."""
     idle: bool = False
     """Whether devices of the cluster may stay idle."""
 

@@ -150,7 +150,7 @@ class Plan:
     vpp: int
     """Chunks per stage; 1 unless the schedule has several."""
     rank_order: str
-    """Whose ranks are adjacent after tensor and context groups: replicas, or stages."""
+    """What ranks count first after tensor and context groups: replicas, or stages."""
     sequence_parallel: bool
     """Whether tensor-parallel devices share the rows of norms and residuals."""
     seq: int

@@ -39,8 +39,7 @@ OVERLAPPING = ("dualpipe", "dualpipe-v")
 of experts in one overlap with the computation of the other (DeepSeek-V3, section 3.2.1)."""
 
 RANK_ORDERS = ("replicas-inside", "stages-inside")
-"""Whose ranks are adjacent, next to tensor and context groups: replicas of a stage,
-or stages of a replica."""
+"""What ranks count first after tensor and context groups: replicas, or stages."""
 
 # ---- what a stage recomputes ----
 
