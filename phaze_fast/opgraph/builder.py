@@ -156,7 +156,7 @@ class LayerBuilder:
             if self.lora.dropout or not set(by) & set(self.lora.targets):
                 return  # with dropout, adapters store what they read
             operand = ""
-        while producer >= 0 and self.specs[producer].virtual:  # it is removed from the graph
+        while producer >= 0 and self.specs[producer].virtual:  # not part of the graph
             producer = self.specs[producer].inputs[0]
         if size:
             maker = "input" if producer < 0 else self.specs[producer].name

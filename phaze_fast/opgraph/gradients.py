@@ -38,7 +38,7 @@ def gradients(specs: list[OperatorSpec], sums: str = "free") -> list[OperatorSpe
     for i in reversed(range(len(specs))):
         spec = specs[i]
         if spec.frozen and spec.kind != "gemm":
-            continue  # it restores weights
+            continue  # restores frozen weights: no gradient
         upstream = _summed(operators, spec.name, arriving.get(i, []), _output_bytes(spec), sums)
         needed = _gathered_again(specs, spec)
         if needed is not None and needed not in gathered:
@@ -61,7 +61,7 @@ _OF_ROWS = ("norm", "residual", "dropout")
 def _output_bytes(spec: OperatorSpec) -> float:
     """Bytes of an operator's output; 0 if gradients of parts of it are concatenated, not added."""
     if spec.kind == "gemm":
-        return 0.0  # for example queries, keys and values of one product
+        return 0.0  # parts: for example queries, keys and values of one product
     if spec.kind == "collective":
         return spec.payload_bytes or (spec.gradient or ("", 0.0, ""))[1]
     return spec.write_bytes

@@ -154,9 +154,9 @@ def head_share(model: TransformerModel, strategy: Strategy) -> Share:
         shares = [model.mtp_layers * count for count in (whole, device, experts)]
         further = Share(shares[0] + more, shares[1] + more, shares[2])
     device = head
-    columns = s.vocab - model.vocab  # of this device minus all; at most zero
+    columns = s.vocab - model.vocab  # columns of this device minus all; at most zero
     if model.head == "mlm" or (model.head == "lm" and model.head_bias):
-        device += columns  # the bias of the logits is split with them
+        device += columns  # the bias is split as the logits are
     if not model.tied_embeddings and model.head in ("lm", "mlm"):
         device += columns * model.hidden
     return Share(
@@ -384,7 +384,7 @@ def _of_operators(strategies: Iterable[Strategy], routed: bool) -> list[Strategy
         changes: dict[str, Any] = {"expert_overlap": 0.0, "overlap_experts": False}
         changes["offload_optimizer"] = False
         if not routed:
-            own_width = strategy.expert_width != strategy.tp  # then `tp` may not divide experts
+            own_width = strategy.expert_width != strategy.tp  # `tp` need not divide experts
             changes |= {"ep": 1, "etp": 1 if own_width else None, "expert_imbalance": 1.0}
             changes["dispatcher"] = "all-to-all"
         key = tuple({**vars(strategy), **changes}.values())
@@ -442,7 +442,7 @@ def _passes(
     """Return the operators of a layer, forward and backward, and the tensors it stores."""
     forward = list(builder.specs)
     if builder.name.endswith("/embedding") and model.lora is not None:
-        backward = []  # nothing in it is trained
+        backward = []  # with adapters, nothing in the embedding is trained
     else:
         backward = gradients(builder.specs, model.gradient_sums)
     device, frozen = share.device_parameters, share.frozen_parameters

@@ -91,7 +91,7 @@ def fuse(
             continue
         others = tuple(source for source in inputs[1:] if source != host)
         if any(source > host for source in others):
-            continue  # its other input is computed after the product
+            continue  # another input is computed after the product
         kept_bytes = stashed.get(last_stage[host], 0.0)
         fused[host] = _with_epilogue(fused[host], spec, others, result_bytes[host], kept_bytes)
         # An epilogue on some columns, such as a rotary embedding, leaves the others as they are.

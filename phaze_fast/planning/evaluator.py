@@ -54,7 +54,7 @@ ESTIMATE_COLUMNS = tuple(
     for name in _core.ESTIMATE_DTYPE.names or ()
     for column in _core.ESTIMATE_DTYPE[name].names or (name,)
     if name != "unused"
-)  # as the kernel writes them
+)  # in the order in which the kernel writes them
 ANY_LIMIT_BYTES = 0.0
 """Memory limit for estimates whose status is not read: only the status depends on the limit."""
 # Factors that keep bounds valid although sums in another order differ in their last digits.
@@ -365,7 +365,7 @@ class PlanEvaluator:
 
     def plans(self, placed: Sequence[Placed], times: KindTimes) -> list[Plan]:
         """Describe plans in full, of `times` with one row per strategy."""
-        if placed and self.cluster.chip is not None:  # priced together
+        if placed and self.cluster.chip is not None:  # fills the cache for all plans at once
             own = [self.sizes[s] for s in sorted(self.strategies_of(placed))]
             free_times_on_chip(own, self.cluster, self.optimizer)
         return [self.plan(one, times) for one in placed]

@@ -164,7 +164,7 @@ def strategies(
             broken[0].startswith(field) and "auto" in getattr(training, field)
             for field in ("cp_kind", "dispatcher")
         ):
-            continue  # this kind, or dispatcher, is not requested
+            continue  # auto tries only what the model allows
         tp, cp, ep = strategy.tp, strategy.cp, strategy.expert_replicas
         if tp * cp * ep > cluster.devices:
             used = f"{tp} x {cp}" + (f" x {ep}" if strategy.ep > 1 else "")
@@ -316,7 +316,7 @@ class LayoutGrid:
             interleaved = name == "interleaved"
             for vpp in sorted(self.training.vpp) if interleaved else [1 + (name in TWO_CHUNKS)]:
                 possible = piped & (places(name, 1, vpp) * pp <= self.layers)
-                chunks = f"{name} with {vpp} chunks a stage"  # with one they are never too many
+                chunks = f"{name} with {vpp} chunks a stage"  # never with one a stage
                 why = f"schedule: {chunks} has more chunks than the model's {self.layers} layers"
                 rejected[why] += int((piped & ~possible).sum())
                 status = _core.check_pipelines(schedule, pp, vpp, micro_batches)

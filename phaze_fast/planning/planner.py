@@ -343,7 +343,7 @@ def plan(
         rejected += found.rejected
         open_s, tried = min(open_s, found.open_s), tried + found.tried
         excluded = excluded + found.excluded
-    if open_s < float("inf"):  # stopped: some were ranked by bounds of their layers
+    if open_s < float("inf"):  # stopped: some plans were ranked by lower bounds
         plans.sort(key=lambda plan: plan.time_s)
     answer = Plans(
         model,
@@ -466,7 +466,7 @@ def _fastest(
             below_s = min(below_s, evaluator.slowest_s(fastest.plans, times.rows))
         if some.ended:
             continue
-        if not new or fastest.open_s < float("inf"):  # found, or stopped
+        if not new or fastest.open_s < float("inf"):  # all found are scheduled, or `stop`
             break
     if progress is not None:
         progress(count, count)
