@@ -316,7 +316,7 @@ class LayoutGrid:
             interleaved = name == "interleaved"
             for vpp in sorted(self.training.vpp) if interleaved else [1 + (name in TWO_CHUNKS)]:
                 possible = piped & (places(name, 1, vpp) * pp <= self.layers)
-                chunks = f"{name} with {vpp} chunks a stage"  # never with one a stage
+                chunks = f"{name} with {vpp} chunks a stage"  # one a stage is never too many
                 why = f"schedule: {chunks} has more chunks than the model's {self.layers} layers"
                 rejected[why] += int((piped & ~possible).sum())
                 status = _core.check_pipelines(schedule, pp, vpp, micro_batches)

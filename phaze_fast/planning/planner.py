@@ -466,7 +466,7 @@ def _fastest(
             below_s = min(below_s, evaluator.slowest_s(fastest.plans, times.rows))
         if some.ended:
             continue
-        if not new or fastest.open_s < float("inf"):  # all found are scheduled, or `stop`
+        if not new or fastest.open_s < float("inf"):  # all are scheduled, or stopped
             break
     if progress is not None:
         progress(count, count)
