@@ -1,4 +1,4 @@
-"""Loops over grids of stages or layouts, compiled by Numba: their bytes, and whether they fit.
+"""Loops over many stages or layouts, compiled by Numba: memory in bytes, and whether it fits.
 
 The memory of a device is defined in the compiled core: the loops call the core's functions by name
 (cpp/include/phaze/memory_c.hpp), so that grids and single plans have the same bytes. `footprint`
@@ -47,7 +47,7 @@ _peak = _rule("phaze_peak", _i8, *[_f8] * 11, _i8, _f8, _f8, _out)
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
 def fill(rows: Array, out: Array, fragmentation: float) -> None:
-    """Write the terms of every row; arrays have the dtypes of `footprint`."""
+    """Write the memory terms of every stage in `rows`, bytes; `footprint` defines both dtypes."""
     share = (1.0 + fragmentation) - 1.0
     state, peak = np.zeros(4), np.zeros(5)
     for i in range(rows.shape[0]):
@@ -214,7 +214,7 @@ def _fewest_blocks_fit(
             state, gathered = min(state, kinds[k, _STATE]), min(gathered, kinds[k, _UNSHARDED])
             late = min(late, kinds[k, _LATE])
     fewest = chunks * (blocks // (stages * chunks)) - (2 if stages <= 2 else 0)
-    if chunks == 1 and sizes["stage_work"].max() > 0.0:  # the software divides layers by work
+    if chunks == 1 and sizes["stage_work"].max() > 0.0:  # layers are divided by work, not count
         fewest = min(fewest, 1 if stages > 2 else 0)
     if fewest <= 0:
         return True
@@ -246,9 +246,9 @@ def _all_stages_fit(
     variants: int,
     share: float,
 ) -> bool:
-    """Whether all stages fit, given where the longest stages begin, packed from the last stage on.
+    """Whether all stages fit; the last `s` stages, each as long as fits, begin at `begins[s]`.
 
-    Where these leave at most one layer per earlier stage, the earlier stages have one layer each.
+    Once at most one layer per earlier stage is left, the earlier stages must fit with one each.
     """
     stages = layout["pp"]
     for s in range(1, stages + 1):
@@ -268,7 +268,7 @@ def _all_stages_fit(
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
 def _same_shares(before: Any, layout: Any) -> bool:
-    """Whether layers have the same state on a device in two layouts."""
+    """Whether devices hold the same share of each layer's state in two layouts."""
     return bool(
         before["strategy"] == layout["strategy"]
         and before["dp"] == layout["dp"]

@@ -2,16 +2,17 @@
 
 Projections are split by columns, the output projection by rows, heads over devices, as Megatron-LM
 does it. In latent attention the projections down to the narrow vectors are whole on every device
-and those up from them are split by heads. The devices of a context-parallel group exchange
+and those up from them are split by heads. What the devices of a context-parallel group exchange:
 
-- all-gather: keys and values of all tokens before attention, once more in the backward pass, whose
-  gradients are reduced and scattered (Llama 3: Grattafiori et al. 2024, section 3.3.2)
+- all-gather: keys and values of all tokens before attention, and again in the backward pass, where
+  their gradients are reduced and scattered (Llama 3: Grattafiori et al. 2024, section 3.3.2)
 - ring: keys and values circulate while attention processes the local block; the backward pass
   circulates them again with their gradients (Liu et al. 2023, arXiv:2310.01889). Of n
   steps with attention time a and transfer time c, the first uses local keys: the total is
   max(n a, (n - 1) c + a). Two operators model this: (n - 1) a overlapping (n - 1) c, then a.
 - ulysses: local rows of all heads for all rows of some heads, and back (Jacobs et al. 2023,
-  arXiv:2309.14509); with ring, in groups of neighbours, between which keys and values circulate
+  arXiv:2309.14509); combined with ring, neighbours exchange rows for heads, and keys and values
+  circulate between the groups of neighbours
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ _SOFTMAX_STEPS = (
     ("softmax", FLOAT_BYTES, FLOAT_BYTES),
     ("weights-from-fp32", FLOAT_BYTES, ELEMENT_BYTES),
 )
-"""Kernels of a softmax that is not fused; bytes of an element that each reads and writes."""
+"""Kernels of a softmax that is not fused: name, bytes read and bytes written per element."""
 
 
 def attend(block: BlockBuilder, prefix: str, x: int, memory: int, causal: bool) -> int:
-    """Add attention of x over a memory, which is x itself except in cross-attention."""
+    """Add attention of x over `memory`, source of keys and values: x or the encoder's output."""
     if block.model.latent is not None:
         return _latent(block, block.model.latent, prefix, x, causal)
     s, m = block.shapes, block.model
@@ -65,7 +66,7 @@ def attend(block: BlockBuilder, prefix: str, x: int, memory: int, causal: bool) 
         out = _flash(block, prefix, sent, causal, read, query_bytes)
     else:
         out = _explicit(block, prefix, *sent[:3], causal)
-    only = ("o",) if m.attention == "eager" else None  # the gradient of flash attention reads it
+    only = ("o",) if m.attention == "eager" else None  # flash attention's own gradient reads it too
     block.keep(f"{prefix}context", query_bytes, out, operand="also", by=only)
     out = exchange_back(block, prefix, out, query_bytes)
     shape = (s.rows, s.query_width, m.hidden)
@@ -73,7 +74,7 @@ def attend(block: BlockBuilder, prefix: str, x: int, memory: int, causal: bool) 
 
 
 def _projections(block: BlockBuilder, prefix: str, x: int, memory: int) -> tuple[int, int, int]:
-    """Q of x, and K and V of the memory it attends to."""
+    """Add the projections: Q of x, K and V of `memory`; return the operators that compute them."""
     s, m = block.shapes, block.model
     bias = m.qkv_bias
     if m.fused_qkv and x == memory:
@@ -94,7 +95,7 @@ def _projections(block: BlockBuilder, prefix: str, x: int, memory: int) -> tuple
 
 
 def _normed(block: BlockBuilder, name: str, x: int, width: int, heads: int) -> int:
-    """Add a norm of queries or keys, per head or over all heads (whose sums are all-reduced)."""
+    """Add a norm of queries or keys, per head or over all heads (with an all-reduce of sums)."""
     rows = block.shapes.rows
     if block.model.qk_norm == "head":
         return block.norm_of(name, x, rows * heads, width // heads)
@@ -115,7 +116,7 @@ def _flash(
 ) -> int:
     """Add fused attention; with a window, each query is charged the mean number of visible keys.
 
-    It reads the operators of `sent` and of `also`.
+    Attention reads the outputs of the operators in `sent` and `also`.
     """
     s = block.shapes
     heads, seq_here = attention_shape(block)
@@ -177,7 +178,7 @@ def _in_a_ring(block: BlockBuilder, whole: OperatorSpec, sent: Exchanged) -> int
 
 
 def _explicit(block: BlockBuilder, prefix: str, q: int, k: int, v: int, causal: bool) -> int:
-    """Add explicit attention: scores, softmax, product with values; a window saves no work."""
+    """Add explicit attention: scores of all keys, also outside a window; softmax; mix of values."""
     s = block.shapes
     heads, seq_here = attention_shape(block)
     pairs, width = s.batch * heads, s.head_width
@@ -286,12 +287,12 @@ class Exchanged(NamedTuple):
 
 
 def _widths(block: BlockBuilder) -> tuple[int, int]:
-    """Devices that exchange rows for heads, and groups of them; see `context_widths`."""
+    """Devices per group that exchanges rows for heads, and groups; see `context_widths`."""
     return context_widths(block.strategy.cp_kind, block.strategy.cp)
 
 
 def attention_shape(block: BlockBuilder) -> tuple[int, int]:
-    """Heads and queries of each sequence that a device attends with."""
+    """How many heads, and queries of each sequence, a device computes attention for."""
     s, (inside, groups) = block.shapes, _widths(block)
     return s.heads // inside, s.seq // groups
 
@@ -314,7 +315,7 @@ def exchange(
     own
         Operators that produce queries, keys and values of a device's own rows.
     query_bytes, kv_bytes
-        Bytes of its own queries; bytes of its own keys and values.
+        Bytes of the queries, and of the keys and values, of a device's own rows.
     """
     q, k, v = own
     inside, groups = _widths(block)
@@ -333,7 +334,7 @@ def exchange(
 
 
 def _group(block: BlockBuilder, part: str) -> str:
-    """Return a part of the context group, or this group where it has one part."""
+    """Return the context subgroup `part`, or ``context`` if one subgroup is the whole group."""
     return part if 1 not in _widths(block) else "context"
 
 

@@ -43,7 +43,7 @@ def _sublayer(
 ) -> int:
     """Wrap attention or feed-forward in its norms and residual.
 
-    It is wrapped in a tensor-parallel region unless it creates its own.
+    With `region` a tensor-parallel region surrounds the sub-layer; else `write` creates its own.
     """
     position = block.model.norm_position
     x = block.norm(f"{name}-norm", skip) if position in ("pre", "sandwich") else skip
@@ -72,7 +72,7 @@ def _parallel(block: BlockBuilder, body: Callable[[int], int]) -> int:
 
 
 def block_builder(model: TransformerModel, strategy: Strategy, kind: str = "block") -> LayerBuilder:
-    """Write one block of a model as one device runs it.
+    """Build one block of a model as one device runs it.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def block_builder(model: TransformerModel, strategy: Strategy, kind: str = "bloc
         block, "attention", -1, lambda inner: attend(block, "", inner, inner, block.causal)
     )
     if kind == "decoder-block":
-        memory = -1  # the encoder's output enters the layer as its input does
+        memory = -1  # the encoder's output enters the layer as the block's own input does
         size = ELEMENT_BYTES * block.shapes.rows * model.hidden
         block.keep("memory", size, -1, by=("k", "v", "qkv"))
         x = _sublayer(
@@ -112,14 +112,14 @@ def block_builder(model: TransformerModel, strategy: Strategy, kind: str = "bloc
 
 
 written_block = lru_cache(maxsize=16)(block_builder)
-"""The same for those who only read it; the latest are cached."""
+"""Cached `block_builder`, for callers that do not change the result."""
 
 
 # ---- embedding and head ----
 
 
 def embedding_builder(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
-    """Write the embedding: table look-ups or patches, their sum, norm and dropout.
+    """Build the embedding: table look-ups or patches, their sum, norm and dropout.
 
     A vocabulary is split over tensor-parallel devices, whose parts are summed.
     """
@@ -161,12 +161,12 @@ def embedding_builder(model: TransformerModel, strategy: Strategy) -> LayerBuild
 
 
 def head_builder(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
-    """Write what follows the blocks: final norm, logits, cross-entropy.
+    """Build what follows the blocks: final norm, logits, cross-entropy.
 
     Logits are split over the vocabulary; their fp32 values are stored for the backward pass
     (Korthikanti et al. 2022, section 4.3: 4sbh (1 + v/h) for the head, all of it divided by t with
-    sequence parallelism). What predicts further tokens is part of it: it shares the logits' weights
-    and runs on the last stage.
+    sequence parallelism). Layers that predict further tokens (multi-token prediction) are part of
+    the head: they share the logits' weights and run on the last stage.
     """
     builder = LayerBuilder(f"{model.name}/head", lora=model.lora)
     _predict(builder, -1, model, strategy)
@@ -179,10 +179,10 @@ def head_builder(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
 
 
 def _further_token(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
-    """Write the layers that predict one more token (DeepSeek-AI 2024, DeepSeek-V3, section 2.2).
+    """Build the layers that predict one more token (DeepSeek-AI 2024, DeepSeek-V3, section 2.2).
 
     The hidden states and the embeddings of the next tokens are normalised, joined and projected;
-    a block like the last one follows. Rows are split, where they are, and not the projection.
+    a block like the last one follows. Sequence parallelism splits the rows, not the projection.
     """
     s, hidden = shapes(model, strategy), model.hidden
     rows, size = s.split_rows, ELEMENT_BYTES * s.split_rows * hidden
@@ -206,7 +206,7 @@ def _further_token(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
 def _predict(
     builder: LayerBuilder, x: int, model: TransformerModel, strategy: Strategy, prefix: str = ""
 ) -> None:
-    """Write final norm, logits and cross-entropy of the rows that `x` computes."""
+    """Add final norm, logits and cross-entropy of the rows that operator `x` computes."""
     s = shapes(model, strategy)
     hidden, t, rows = model.hidden, strategy.tp, s.split_rows
     size = ELEMENT_BYTES * rows * hidden
@@ -243,7 +243,7 @@ def _predict(
     if model.logit_cap:
         logits = builder.vector(f"{prefix}logit-cap", "activation", (logits,), tokens, width)
         builder.keep(f"{prefix}capped-logits", ELEMENT_BYTES * tokens * width, logits)
-    if model.loss_passes:  # half forward, half backward, which moves three times as much
+    if model.loss_passes:  # forward passes over the logits; the gradient adds the backward ones
         moved = FLOAT_BYTES * tokens * width * model.loss_passes / 4.0
         half = moved / 2.0
         logits = builder.add(

@@ -3,7 +3,7 @@
 `LayerBuilder` is for any layer, `BlockBuilder` for a transformer block on one device, with its
 shapes, norms and the boundaries of parallel regions. Each pair of projections is a
 tensor-parallel region with an all-reduce at its end (backward: at its start). With sequence
-parallelism it begins with an all-gather and ends with a reduce-scatter, and norms, residuals and
+parallelism a region begins with an all-gather and ends with a reduce-scatter; norms, residuals and
 dropouts run on a share of the rows (Korthikanti et al. 2022).
 """
 
@@ -30,9 +30,9 @@ class Tensor:
     producer: str
     """Operator that produces it, or ``input`` for the input of the layer."""
     statistic: bool = False
-    """Whether closed forms leave it out: row statistics, random states, a shared mask."""
+    """Whether published formulas of memory omit it, as row statistics, random states, masks."""
     operand: Literal["", "only", "also"] = ""
-    """Whether a product with weights reads it, and nothing else, or others too."""
+    """``only``: products with weights alone read it; ``also``: others too; empty: none of them."""
     instead_of: str = ""
     """Operator whose output it replaces: it is stored only if that operator is recomputed."""
 
@@ -63,9 +63,9 @@ class OperatorSpec:
     gradient: tuple[str, float, str] | None = None
     """Collective, payload and group of the backward pass, for the ends of a parallel region."""
     function: str = ""
-    """Function that it computes, if its kind does not determine it; see `graph.FUNCTIONS`."""
+    """Function that is computed, if `kind` does not determine it; see `graph.FUNCTIONS`."""
     regather: bool = False
-    """Whether gradients that read its output gather it again before they can start."""
+    """Whether a gather's output is not stored: it is gathered again for gradients that read it."""
     sources: int = 1
     """For a collective: number of its inputs, from the first, that receive gradients."""
     format: str = ""
@@ -126,7 +126,7 @@ class LayerBuilder:
         return len(self.specs) - 1
 
     def follow(self, other: LayerBuilder, x: int, prefix: str) -> int:
-        """Add the operators of a layer that reads the output of `x`; return where they end."""
+        """Append the operators of `other`, which reads operator `x`; return the last position."""
         first, maker = len(self.specs), "input" if x < 0 else self.specs[x].name
         for spec in other.specs:
             inputs = tuple(x if source < 0 else first + source for source in spec.inputs)
@@ -149,14 +149,14 @@ class LayerBuilder:
     ) -> None:
         """Record that the output of an operator, or the input (-1), is stored for the gradient.
 
-        If it is needed only for gradients of the weights of the projections `by`, it is not stored
-        where these are frozen and have no adapter.
+        `by` names the projections whose weight gradients alone need the tensor: where these
+        projections are frozen and have no adapter, it is not stored.
         """
         if self.lora is not None and by is not None:
             if self.lora.dropout or not set(by) & set(self.lora.targets):
                 return  # with dropout, adapters store what they read
             operand = ""
-        while producer >= 0 and self.specs[producer].virtual:  # it is removed from the graph
+        while producer >= 0 and self.specs[producer].virtual:  # not part of the graph
             producer = self.specs[producer].inputs[0]
         if size:
             maker = "input" if producer < 0 else self.specs[producer].name
@@ -175,10 +175,11 @@ class LayerBuilder:
         count: int = 1,
         more: int = 0,
     ) -> int:
-        """Add rows x inner times inner x cols, and its adapters if the weights are frozen.
+        """Add a product of rows x inner by inner x cols, and adapters if its weights are frozen.
 
-        `targets` are the names that adapters know the projection by, and columns of each. There are
-        `count` such products, each with weights of its own and `more` rows computed as padding.
+        `targets` maps each name by which `Lora.targets` may choose the projection, or a part of it,
+        to its columns. There are `count` such products, each with its own weights and `more` rows
+        computed as padding.
         """
         lora, packed = self.lora, 0.0
         inputs: tuple[int, ...] = (x,)
@@ -213,7 +214,7 @@ class LayerBuilder:
         more: int,
         bias: bool = False,
     ) -> int:
-        """Add products of some count, rows, inner dimension and columns."""
+        """Add products with weights; `sizes` are their count, rows, inner dimension and columns."""
         count, rows, inner, cols = sizes
         return self.add(
             OperatorSpec(
@@ -278,7 +279,7 @@ class LayerBuilder:
     ) -> int:
         """Add an operator on rows x cols elements that reads `reads` such arrays and writes one.
 
-        `read_bytes` and `write_bytes` are given where it moves more or less than that.
+        `read_bytes` and `write_bytes` replace the bytes of these arrays.
         """
         size = ELEMENT_BYTES * rows * cols
         read = reads * size if read_bytes is None else read_bytes
@@ -296,7 +297,7 @@ class LayerBuilder:
     ) -> int:
         """Add a boundary of a parallel region: its collective forward, and that of its gradient.
 
-        It also depends on the operators in `after`, which get no gradient from it.
+        The collective also depends on the operators in `after`, to which it sends no gradient.
         """
         sent = (x,) if isinstance(x, int) else tuple(dict.fromkeys(x))
         op, payload, group = forward or ("", 0.0, "none")
@@ -324,7 +325,7 @@ class LayerBuilder:
         group: str,
         regather: bool = True,
     ) -> int:
-        """Add an all-gather; its gradient is a reduce-scatter. Backward may gather again."""
+        """Add an all-gather, whose gradient is a reduce-scatter; see `OperatorSpec.regather`."""
         to, back = ("all-gather", size, group), ("reduce-scatter", size, group)
         return self.network(f"{name}-gather", x, to, back, regather)
 
@@ -343,7 +344,7 @@ _FFN_INPUTS = frozenset({"up", "gate", "gate-up"})
 
 
 class BlockBuilder(LayerBuilder):
-    """A transformer block on one device, and the pieces that its sub-layers are built with."""
+    """A transformer block on one device: what its sub-layers have in common."""
 
     def __init__(self, model: TransformerModel, strategy: Strategy, kind: str) -> None:
         super().__init__(f"{model.name}/{kind}", lora=model.lora)
@@ -375,9 +376,9 @@ class BlockBuilder(LayerBuilder):
         return self.network(f"{name}-reduce", x, ("all-reduce", self.row_bytes, "tensor"), None)
 
     def _ordered(self, name: str, x: int) -> int:
-        """Reorder the rows of several devices along sequences, or back, where the software does.
+        """Copy all devices' rows into the order of sequences, or back, if `gathers_copied`.
 
-        Before a gather, this stands for the copy after it, which moves the same bytes.
+        In front of a gather, the operator stands for the copy behind it, which moves as many bytes.
         """
         if not self.model.gathers_copied:
             return x
@@ -394,7 +395,7 @@ class BlockBuilder(LayerBuilder):
         """Normalise rows of a width."""
         norm = self.vector(name, "norm", (x,), rows, width, function=self.model.norm)
         self.keep(f"{name}-input", ELEMENT_BYTES * rows * width, x)
-        values = 2 if self.model.norm == "layernorm" else 1  # mean and variance, or the latter
+        values = 2 if self.model.norm == "layernorm" else 1  # mean and variance, or one of them
         self.keep(f"{name}-statistics", values * FLOAT_BYTES * rows, norm, statistic=True)
         return norm
 

@@ -1,4 +1,9 @@
-"""Families of strategies whose layers have the same operators, which are sized all at once."""
+"""Families: strategies whose layers have the same operators, in sizes that may differ.
+
+The members of a family are its strategies. One run of the layer builder builds the layers of all
+members: a size in which they differ is an `Each`, an array with one number per member. `together`
+joins the members' numbers into one value; `apart` and `members` split a result by member.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +19,19 @@ T = TypeVar("T")
 
 
 class Unlike(Exception):  # noqa: N818 -- caught wherever families are built
-    """A condition that decides about operators holds for some members of a family only."""
+    """A condition on which operators depend holds for some members of a family, not for all."""
 
     def __init__(self, holds: Array) -> None:
         super().__init__()
         self.holds = holds
-        """For which members it does."""
+        """Whether the condition holds, for each member."""
 
 
 class Each(np.ndarray[Any, Any]):
-    """A number of each member of a family: rounded as Python's numbers, and never truncated alone.
+    """One number per member of a family, for use in place of a Python number.
 
-    As a condition it is that of all members; where these differ, the family is to be split.
+    `math.trunc`, `math.ceil` and `round` apply to every number. The truth value is the one that
+    all members have in common; where members differ, `Unlike` says that the family must be split.
     """
 
     def __bool__(self) -> bool:
@@ -47,13 +53,13 @@ class Each(np.ndarray[Any, Any]):
 
 
 def together(values: Sequence[Any]) -> Any:
-    """Return the numbers of members as one value: that of all of them where it is the same."""
+    """Join one number per member: into that number if all are equal, else into an `Each`."""
     first = values[0]
     return first if all(v == first for v in values) else np.array(values).view(Each)
 
 
 def members(value: Any, count: int) -> list[Any]:
-    """Return the values of `count` members, of a value that may hold numbers of each."""
+    """Return the value of each of `count` members: an `Each`, also in tuples, differs by member."""
     if isinstance(value, Each):
         return list(value.tolist())
     if isinstance(value, tuple) and any(isinstance(one, Each | tuple) for one in value):
@@ -62,9 +68,9 @@ def members(value: Any, count: int) -> list[Any]:
 
 
 def apart(record: T, count: int, **given: Sequence[Any]) -> list[T]:
-    """Return a dataclass whose fields hold numbers of each member as one for each of them.
+    """Split a dataclass whose fields may hold `Each` into `count` of them, one per member.
 
-    Fields that are `given` have these values.
+    A field in `given` takes its values, one per member, from there.
     """
     varied = {k: v for k, v in vars(record).items() if isinstance(v, Each | tuple)}
     columns = {k: members(v, count) for k, v in varied.items()} | given
@@ -77,7 +83,10 @@ def apart(record: T, count: int, **given: Sequence[Any]) -> list[T]:
 def split_where_unlike(
     build: Callable[[Sequence[T]], list[Any]], parts: Sequence[T]
 ) -> Iterator[tuple[T, Any]]:
-    """Build members at once, or those for which a condition holds apart from the others."""
+    """Yield each of `parts` with what `build` makes of it; parts are built together if possible.
+
+    Where a condition holds for some parts only (`Unlike`), these are built apart from the others.
+    """
     try:
         yield from zip(parts, build(parts), strict=True)
     except Unlike as unlike:

@@ -8,17 +8,17 @@ from phaze_fast.models import MixtureOfExperts
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, BlockBuilder
 
 _ROUTED_BYTES = 3
-"""Bytes that are gathered for one row and one expert: whether it was chosen, and its weight."""
+"""Bytes gathered per row and expert: whether the router chose the expert (1), its weight (2)."""
 _TILE_ROWS = 128
-"""Rows of a tile of grouped products: the usual one of CUTLASS and cuBLAS on NVIDIA's chips."""
+"""Rows of an output tile of grouped products, as CUTLASS and cuBLAS use on NVIDIA's chips."""
 _BIAS_BYTES = 14
-"""Bytes that are read, and bytes that are written, for an element of the outputs of experts where
-kernels of their own add the biases: weights times bias, the sum, one array of all experts, each in
-fp32, and its cast."""
+"""Bytes read, and as many written, per element of the experts' outputs where separate kernels add
+the biases: router weight times bias, its sum with the output, the array of all experts' sums (fp32,
+4 bytes each) and the cast of that array (2)."""
 
 
 def feed_forward(block: BlockBuilder, x: int) -> int:
-    """Write the dense feed-forward: the first projections by columns, the last by rows."""
+    """Add a dense feed-forward: its first projections are split by columns, its last by rows."""
     return _dense(block, "", x, block.shapes.ffn)
 
 
@@ -42,7 +42,7 @@ def _dense(block: BlockBuilder, prefix: str, x: int, width: int) -> int:
 
 
 def _activate(block: BlockBuilder, prefix: str, up: int, gate: int, rows: int, width: int) -> int:
-    """Add non-linearity and gate; the gradient of ReLU needs only its output."""
+    """Add activation function and gate; the gradient of ReLU needs only ReLU's output."""
     m = block.model
     size = ELEMENT_BYTES * rows * width
     bent = gate if m.gated else up
@@ -95,12 +95,12 @@ def _mixture(block: BlockBuilder) -> MixtureOfExperts:
 
 
 def _routed(block: BlockBuilder, moe: MixtureOfExperts, x: int, own_rows: int) -> int:
-    """Add router, dispatch, experts and combine. Load is even up to `expert_imbalance`.
+    """Add router, dispatch, experts and combine; `expert_imbalance` sets the busiest device's load.
 
-    As Megatron-Core's MoEAlltoAllTokenDispatcher does it: an all-to-all among the devices with
+    Rows move as in Megatron-Core. MoEAlltoAllTokenDispatcher: an all-to-all among the devices with
     different experts, then an all-gather among those that share each expert if they sent different
-    rows; back by a reduce-scatter and an all-to-all. Its MoEAllGatherTokenDispatcher gathers all
-    rows of all these devices, and adds up the weighted outputs by a reduce-scatter.
+    rows; back by a reduce-scatter and an all-to-all. MoEAllGatherTokenDispatcher: all these devices
+    gather all their rows, and a reduce-scatter adds up the weighted outputs.
     """
     m, ep = block.model, block.strategy.ep
     sharing = block.strategy.expert_width if block.strategy.own_rows else 1
@@ -116,8 +116,9 @@ def _routed(block: BlockBuilder, moe: MixtureOfExperts, x: int, own_rows: int) -
     gathers = ep > 1 and block.strategy.dispatcher == "all-gather"
     local, even = moe.experts // ep, sent // moe.experts * ep * sharing
     held = local * math.ceil(busy * even)  # rows of the busiest device
-    # Its products have as many more rows as fill whole tiles: a tile that an even load fills and an
-    # uneven one exceeds by a row does not take twice as long, as experts of a device differ.
+    # Rows of products per expert on the busiest device: the excess over an even load is rounded to
+    # the nearest whole tile. Rounded up, a single row beyond a full tile would cost each expert a
+    # tile, which is too much as the loads of a device's experts differ.
     rows = even + _TILE_ROWS * round((busy - 1.0) * even / _TILE_ROWS)
     shared = ELEMENT_BYTES * held * m.hidden
     sorts = moe.moves > 1 and local > 1 and ep > 1
@@ -163,7 +164,7 @@ def _routed(block: BlockBuilder, moe: MixtureOfExperts, x: int, own_rows: int) -
 def _gathered(
     block: BlockBuilder, moe: MixtureOfExperts, x: int, router: int, own_rows: int
 ) -> int:
-    """Gather the rows of all devices that have one copy of the experts, and where each row goes."""
+    """Gather rows, and the router's choices, of all devices that have one copy of the experts."""
     rows = own_rows * block.strategy.expert_devices
     size = ELEMENT_BYTES * rows * block.model.hidden
     routed, weights = (rows * moe.experts * each for each in (_ROUTED_BYTES, ELEMENT_BYTES))
@@ -173,7 +174,7 @@ def _gathered(
 
 
 def _scattered(block: BlockBuilder, down: int, router: int, own_rows: int, held: int) -> int:
-    """Weigh the outputs of the experts of a device, add up those of all devices by rows."""
+    """Weigh the outputs of a device's experts, then reduce and scatter the rows of all devices."""
     hidden, whole = block.model.hidden, own_rows * block.strategy.expert_devices
     block.keep("expert-output", ELEMENT_BYTES * held * hidden, down)
     weighed = block.vector("weigh", "multiply", (down, router), held, hidden)
@@ -183,7 +184,7 @@ def _scattered(block: BlockBuilder, down: int, router: int, own_rows: int, held:
 
 
 def _moved(block: BlockBuilder, name: str, inputs: tuple[int, ...], read: int, written: int) -> int:
-    """Copy rows in another order; each row may be written several times."""
+    """Add the copy of `read` rows into another order, as `written` rows: some may be repeated."""
     hidden = block.model.hidden
     read_bytes = ELEMENT_BYTES * hidden * read
     return block.vector(

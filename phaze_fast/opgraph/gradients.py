@@ -22,7 +22,7 @@ SUM = "-gradients"
 
 
 def gradients(specs: list[OperatorSpec], sums: str = "free") -> list[OperatorSpec]:
-    """Gradient operators of every operator; those of weights have no successors.
+    """Return the gradient operators of all operators; none of them reads a gradient of weights.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def gradients(specs: list[OperatorSpec], sums: str = "free") -> list[OperatorSpe
     for i in reversed(range(len(specs))):
         spec = specs[i]
         if spec.frozen and spec.kind != "gemm":
-            continue  # it restores weights
+            continue  # restores frozen weights: no gradient
         upstream = _summed(operators, spec.name, arriving.get(i, []), _output_bytes(spec), sums)
         needed = _gathered_again(specs, spec)
         if needed is not None and needed not in gathered:
@@ -55,13 +55,13 @@ def gradients(specs: list[OperatorSpec], sums: str = "free") -> list[OperatorSpe
 
 
 _OF_ROWS = ("norm", "residual", "dropout")
-"""Kinds that read rows of the residual stream, which is what enters a block."""
+"""Kinds of operators that read the residual stream, whose rows are the input of a block."""
 
 
 def _output_bytes(spec: OperatorSpec) -> float:
-    """Bytes of an output; 0 where gradients of its parts are concatenated, not added."""
+    """Bytes of an operator's output; 0 if gradients of parts of it are concatenated, not added."""
     if spec.kind == "gemm":
-        return 0.0  # for example queries, keys and values of one product
+        return 0.0  # parts: for example queries, keys and values of one product
     if spec.kind == "collective":
         return spec.payload_bytes or (spec.gradient or ("", 0.0, ""))[1]
     return spec.write_bytes
@@ -249,10 +249,10 @@ def _last_readers(backward: OpGraph) -> dict[int, int]:
 def backward_work_bytes(forward: OpGraph, backward: OpGraph) -> Any:
     """Return the peak bytes of a layer's backward pass beyond the tensors its forward pass stored.
 
-    Of a family, those of each member.
+    For a family (see `opgraph.family`), an array with one number per member.
 
-    Operators run in graph order. Each writes the gradients of its inputs, which are freed after the
-    last operator that reads them, as are stored tensors. Gradients of weights are not counted.
+    Operators run in graph order. Each writes the gradients of its inputs; these and stored
+    tensors are freed after the last operator that reads them. Gradients of weights do not count.
 
     Examples
     --------

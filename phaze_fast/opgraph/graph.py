@@ -18,7 +18,7 @@ from phaze_fast.records import FrozenDict
 from phaze_fast.tables import Array, Brief
 
 FUNCTIONS: tuple[str, ...] = _core.FUNCTIONS
-"""Names of functions in the order of their codes; the first four are no rows of a vector table."""
+"""Names of functions by code; the first four are not functions of the vector units."""
 
 _CODES = {name: code for code, name in enumerate(FUNCTIONS)}
 _DIRECTIONS = {"gemm-input-gradient": "-input", "gemm-weight-gradient": "-weight"}
@@ -65,7 +65,7 @@ GROUPS = (
 exchange rows for heads and those that pass keys and values round a ring; all devices that together
 have one copy of the experts."""
 EXCHANGES = ("expert", "expert-mesh")
-"""Of these, the groups in which rows are sent to experts and back."""
+"""The groups of `GROUPS` in which rows are sent to experts and back."""
 FORMATS = ("", "fp8", "fp4", "int8")
 """Number formats of a product's operands; the first, empty one is that of activations."""
 AGAIN = "-again"
@@ -108,7 +108,7 @@ class OpGraph(Brief):
     resident: bool = False
     """Whether arrays between products may stay on chip, as far as a chip's buffer allows."""
     weight_bytes: float = 0.0
-    """Weights of all layers of the device where they stay on chip as well; 0: they do not."""
+    """Bytes of the weights of all layers of the device if these stay on chip too; else 0."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -227,7 +227,7 @@ def _in_sets(
 def _without_part(name: str) -> str:
     """Return an operator's name without the prefix of its part of the layer.
 
-    What belongs to a product (its adapters, its restored weights) is named after it and a ``+``.
+    A suffix after ``+`` is removed too: adapters and restored weights are named product+suffix.
     """
     name = name.partition("+")[0]
     for part in ("cross-", "expert-", "shared-"):
@@ -275,8 +275,8 @@ def canonical_recompute(mode: str) -> str:
     Raises
     ------
     InvalidInputError
-        Where it is neither ``none``, ``selective``, ``needed`` nor ``full``, nor sets joined by
-        ``+``.
+        Where the mode is neither ``none``, ``selective``, ``needed`` nor ``full``, nor sets joined
+        by ``+``.
 
     Examples
     --------
@@ -299,7 +299,7 @@ def canonical_recompute(mode: str) -> str:
 def recompute_order(mode: str) -> tuple[int, int, tuple[int, ...]]:
     """Return a key that sorts canonical modes by what they store, most first.
 
-    None is first, then by how many sets, then full, then those that offload.
+    The order is: none, selective, sets by their number, needed, full, sets with ``offload``.
     """
     if mode in _MODES:
         return 2 * (mode in ("needed", "full")), _MODES.index(mode), ()
@@ -343,7 +343,7 @@ def figures(spec: OperatorSpec) -> tuple[Any, ...]:
 
 
 def loose(name: str, parts: Sequence[tuple[OperatorSpec, int]]) -> OpGraph:
-    """Return a graph of operators without edges; a spec with arrays of sizes is many operators.
+    """Return a graph without edges; a spec whose sizes are arrays stands for many operators.
 
     Parameters
     ----------
@@ -364,11 +364,11 @@ def loose(name: str, parts: Sequence[tuple[OperatorSpec, int]]) -> OpGraph:
 
 
 _NUMBERS = slice(2, 10)
-"""Where `figures` has what depends on sizes."""
+"""Positions in `figures` of the numbers in which members of a family may differ."""
 
 
 def _records(rows: list[tuple[Any, ...]]) -> Array:
-    """Return operators as records; of a family, a row of them for each member."""
+    """Return operators as records; for a family, of shape (members, operators)."""
     fields = (_core.OPERATOR_DTYPE.names or ())[_NUMBERS]
     varied = [
         (at, name, value)
@@ -393,11 +393,11 @@ def lay_out(
     in_order: bool = False,
     resident: bool = False,
 ) -> OpGraph:
-    """Return the operators as arrays, without the virtual ones; of a family, for all members."""
+    """Return the operators as arrays, without the virtual ones; see `_records` for families."""
     names: list[str] = []
     rows: list[tuple[Any, ...]] = []
     successors: list[list[int]] = []
-    at: list[tuple[int, ...]] = []  # of each spec: itself, or what a virtual one reads
+    at: list[tuple[int, ...]] = []  # of each spec: its position, or of what a virtual one reads
     for spec in specs:
         read: tuple[int, ...] = tuple(sorted({j for i in spec.inputs if i >= 0 for j in at[i]}))
         if spec.virtual:

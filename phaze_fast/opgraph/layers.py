@@ -59,13 +59,13 @@ class Share:
     frozen_parameters: int = 0
     """The part of `device_parameters` that is not trained: no gradients, no optimiser state."""
     frozen_experts: int = 0
-    """The part of these in experts."""
+    """The part of `frozen_parameters` in routed experts."""
     packed_parameters: int = 0
     """The part of `frozen_parameters` that is stored in a smaller format."""
     packed_bytes: float = 0.0
-    """Bytes of that part."""
+    """Bytes of `packed_parameters`."""
     matrices: tuple[tuple[int, int, int], ...] = ()
-    """Trained matrices on one device: how many, and rows and columns of each."""
+    """Trained matrices on one device: (count, rows, columns) for each size."""
 
     def of_products(self, specs: Sequence[OperatorSpec], adapted: bool, whole: int) -> Share:
         """Add the matrices of products; where `adapted`, those of adapters to frozen parameters.
@@ -154,9 +154,9 @@ def head_share(model: TransformerModel, strategy: Strategy) -> Share:
         shares = [model.mtp_layers * count for count in (whole, device, experts)]
         further = Share(shares[0] + more, shares[1] + more, shares[2])
     device = head
-    columns = s.vocab - model.vocab  # of this device minus all; at most zero
+    columns = s.vocab - model.vocab  # columns of this device minus all; at most zero
     if model.head == "mlm" or (model.head == "lm" and model.head_bias):
-        device += columns  # the bias of the logits is split with them
+        device += columns  # the bias is split as the logits are
     if not model.tied_embeddings and model.head in ("lm", "mlm"):
         device += columns * model.hidden
     return Share(
@@ -180,9 +180,9 @@ class Layer(Share):
     copy_bytes: float = 0.0
     """Bytes of a copy of its weights in a smaller format, on one device."""
     cast_bytes: float = 0.0
-    """Bytes that one device moves once a step to make that copy."""
+    """Bytes that one device reads and writes once a step to make the copy of `copy_bytes`."""
     peaks: tuple[DevicePeak, ...] = ()
-    """Peaks of a traced layer; without them they are estimated from its operators."""
+    """Memory peaks of a traced layer; if empty, the peak is estimated from the operators."""
 
     @cached_property
     def work_bytes(self) -> float:
@@ -192,7 +192,7 @@ class Layer(Share):
         return float(backward_work_bytes(self.forward, self.backward))
 
     def peak(self, resident_gradients: bool) -> DevicePeak:
-        """Return the largest peak; without gradients of its parameters if these are resident."""
+        """Return the largest peak; resident gradients of the layer's parameters are not counted."""
         if resident_gradients:
             without = [replace(x, bytes=x.bytes - x.gradient_bytes) for x in self.peaks]
             return max(without, key=lambda one: one.bytes)
@@ -201,7 +201,7 @@ class Layer(Share):
     def live_bytes(self, recompute: str, resident_gradients: bool) -> float:
         """Peak memory of the layer in bytes beyond what it stores under a mode of recomputation.
 
-        If it is offloaded, what returns for the next layer is counted too.
+        With offload, the tensors that arrive from the host for the next layer are counted too.
         """
         stored = self.forward.stashed_bytes(recompute)
         arriving = self.forward.offloaded_bytes(recompute)
@@ -226,12 +226,12 @@ class LayerGraph(Brief):
     order: tuple[int, ...]
     edges: tuple[tuple[int, int], ...]
     message_bytes: float
-    """Bytes between two stages for one micro-batch, one direction, per device; the largest of any
-    border."""
+    """Bytes that a device sends to the next stage for one micro-batch, in one direction: the most
+    between any two layers."""
     copied_parameters: int = 0
     """Parameters per device of the embedding copy on the last stage, if logits are tied to it."""
     copied_frozen: int = 0
-    """The part of these that is not trained."""
+    """The part of `copied_parameters` that is not trained."""
 
     @property
     def flops(self) -> float:
@@ -257,7 +257,7 @@ class _Chain(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _chain(model: TransformerModel, seq: int) -> _Chain:
-    """Return which layers follow one another."""
+    """Return the kinds of a transformer's layers, their order and the edges between them."""
     blocks = block_kinds(model, seq)
     if model.encoder_layers:
         blocks = ("encoder-block",) * model.encoder_layers + ("decoder-block",) * model.layers
@@ -299,11 +299,11 @@ def _builder(model: TransformerModel, strategy: Strategy, kind: str) -> tuple[Sh
 
 
 _LAYERS: LruCache[tuple[Any, ...], Layer] = LruCache(2**13)
-"""The latest layers of transformers."""
+"""The latest layers of transformers, by query (model, kind, options) and strategy."""
 
 
 def _is_exact(model: TransformerModel, strategy: Strategy) -> bool:
-    """Whether machine integers hold the bytes of a layer's arrays."""
+    """Whether the bytes of a layer's arrays are exact in the machine numbers of a family."""
     seq, moe = strategy.seq or model.seq, model.moe
     wide = [seq * model.heads, model.vocab, model.ffn, model.query_width]
     if moe is not None:
@@ -319,7 +319,7 @@ def _transformer_layers(
     fusion: Fusion,
     precision: Precision | None,
 ) -> dict[Strategy, Layer]:
-    """Build a kind of layer of a transformer, of strategies with the same operators at once."""
+    """Build a kind of layer for each strategy; those with the same operators are one family."""
     found: dict[Strategy, Layer] = {}
     alike: dict[tuple[Any, ...], list[Strategy]] = {}
     query, moe = as_one(model, kind, count, fusion, precision), model.moe
@@ -346,7 +346,7 @@ def _transformer_layers(
 
 
 def _members(layer: Layer, count: int) -> list[Layer]:
-    """Return the layers of the members of a family."""
+    """Split the layer of a family into the layers of its `count` members."""
     if count == 1:
         return [layer]
     passes: dict[str, list[OpGraph]] = {}
@@ -373,10 +373,10 @@ def _unfused(
 
 
 def _of_operators(strategies: Iterable[Strategy], routed: bool) -> list[Strategy]:
-    """Return what the operators of a layer depend on, so that strategies share its graphs.
+    """Reset the fields of strategies on which a layer's operators do not depend, to share graphs.
 
-    That is everything but the overlap of exchanges and the optimiser, and nothing about experts
-    unless it has some.
+    These are the overlap of expert exchanges, the offload of the optimiser and, unless the layer is
+    `routed` (has routed experts), everything about experts.
     """
     found: list[Strategy] = []
     known: dict[tuple[Any, ...], Strategy] = {}
@@ -384,7 +384,7 @@ def _of_operators(strategies: Iterable[Strategy], routed: bool) -> list[Strategy
         changes: dict[str, Any] = {"expert_overlap": 0.0, "overlap_experts": False}
         changes["offload_optimizer"] = False
         if not routed:
-            own_width = strategy.expert_width != strategy.tp  # then `tp` may not divide experts
+            own_width = strategy.expert_width != strategy.tp  # `tp` need not divide experts
             changes |= {"ep": 1, "etp": 1 if own_width else None, "expert_imbalance": 1.0}
             changes["dispatcher"] = "all-to-all"
         key = tuple({**vars(strategy), **changes}.values())
@@ -421,12 +421,12 @@ def _added(backward: list[OperatorSpec], parameters: int, moved: int) -> list[Op
     weight_gradients = [i for i, spec in enumerate(backward) if spec.kind == "gemm-weight-gradient"]
     size = moved * parameters
     inputs = tuple(weight_gradients) or (len(backward) - 1,)
-    name = "gradient-sums-w"  # in place; like a weight gradient it may be deferred
+    name = "gradient-sums-w"  # in place; may be deferred, as a weight gradient may
     return [vector_spec(name, "residual", inputs, parameters, 1, size * 2.0 / 3.0, size / 3.0)]
 
 
 def _copied(specs: list[OperatorSpec], parameters: int, moved: float) -> list[OperatorSpec]:
-    """Return the kernel that copies gathered weights, or gradients before their reduce-scatter."""
+    """Return the kernel that copies gathered weights, or gradients before they are scattered."""
     if not moved or not parameters or not specs:
         return []
     read = tuple({source for spec in specs for source in spec.inputs})
@@ -442,12 +442,12 @@ def _passes(
     """Return the operators of a layer, forward and backward, and the tensors it stores."""
     forward = list(builder.specs)
     if builder.name.endswith("/embedding") and model.lora is not None:
-        backward = []  # nothing in it is trained
+        backward = []  # with adapters, nothing in the embedding is trained
     else:
         backward = gradients(builder.specs, model.gradient_sums)
     device, frozen = share.device_parameters, share.frozen_parameters
     backward += _added(backward, device - frozen, model.added_gradient_bytes)
-    gathered, moved = model.copied_bytes  # gradients are copied of trained parameters alone
+    gathered, moved = model.copied_bytes  # only gradients of trained parameters are copied
     moved -= (moved - gathered) * frozen / max(device, 1)
     backward += _copied(backward, device, moved)
     forward += _copied(forward, device, model.copied_bytes[0])
@@ -518,7 +518,7 @@ def _traced_graph(model: GraphModel, strategy: Strategy, precision: Precision | 
 
 
 _MOST_WEIGHT_BYTES = 2.0**29
-"""Weights above this are not tried on chip: no chip with HBM has twice as much memory."""
+"""Most bytes of weights to try on chip, which must hold them twice: no chip with HBM has more."""
 
 
 def _with_weights_on_chip(layers: list[Layer]) -> list[Layer]:
@@ -578,7 +578,7 @@ def layer_graphs(
     fusion: Fusion,
     precision: Precision | None,
 ) -> list[LayerGraph]:
-    """Build `layer_graph` for strategies with one sequence length, which is quicker together."""
+    """Build the `layer_graph` of each strategy; all must have one sequence length."""
     low = precision if precision is not None and precision.low else None
     if isinstance(model, GraphModel):
         model = recognised(model) or model

@@ -1,13 +1,13 @@
-"""Operators of a layer rewritten: element-wise ones fused onto products, products in low precision.
+"""Rewrites of a layer's operators: fusion of element-wise operators, products in low precision.
 
 An element-wise operator is fused where the product it follows has no other consumer: it then works
-on the product's tile before that is written. A collective in between prevents it. What the backward
-pass reads of the product, or of operators fused before, is written all the same.
+on the product's tile before that is written. A collective in between prevents fusion. Results of
+the product, or of operators fused before, that the backward pass reads are written all the same.
 
 Each tensor that products in a format of fewer bits read is cast once, in one kernel that also
-writes the transpose where a product of the backward pass reads it; a gather of it comes after the
-cast and moves the smaller format. Where a precision makes the transpose late, a kernel of the
-backward pass does; where it casts weights in every pass, an operator before each product does.
+writes the transpose where a product of the backward pass reads one; a gather of the tensor comes
+after the cast and moves the smaller format. Where a precision transposes late, a kernel of the
+backward pass does so; where it casts weights in every pass, an operator before each product does.
 Outputs, attention and everything element-wise stay in bf16.
 """
 
@@ -34,11 +34,11 @@ Fusion = Literal[
     "full+any",
 ]
 """What is fused: nothing; element-wise operators onto the product before them; also products with
-one another, whose arrays then stay on chip as far as the buffer allows. With ``+activations``, what
-element-wise operators of a feed-forward make is computed again inside the groups of the backward
-pass instead of stored; with ``+projections``, their inputs are as well. With ``+weights``, those of
-all layers of a device stay on chip from one micro-batch to the next, where the buffer holds them
-twice. ``full+any`` chooses the fastest of the four for each strategy."""
+one another, whose arrays then stay on chip as far as the buffer allows. With ``+activations``, the
+outputs of a feed-forward's element-wise operators are not stored but computed again inside the
+fused groups of the backward pass; with ``+projections``, their inputs are as well. With
+``+weights``, the weights of all layers of a device stay on chip from one micro-batch to the next,
+where the buffer holds them twice. ``full+any`` chooses the fastest of these four per strategy."""
 
 ANY_FORM = "full+any"
 
@@ -64,7 +64,7 @@ _EPILOGUES = {"residual", *_BOTH_WAYS, *(f"{kind}-backward" for kind in _BOTH_WA
 def fuse(
     specs: list[OperatorSpec], tensors: tuple[Tensor, ...]
 ) -> tuple[list[OperatorSpec], tuple[Tensor, ...]]:
-    """Fuse operators where possible; stored tensors refer to the operator that produces them."""
+    """Fuse operators where possible; stored tensors of fused ones name the product as producer."""
     consumers: dict[int, int] = {}
     stashed: dict[str, float] = {}  # bytes of each operator's output that the backward pass reads
     for tensor in tensors:
@@ -91,7 +91,7 @@ def fuse(
             continue
         others = tuple(source for source in inputs[1:] if source != host)
         if any(source > host for source in others):
-            continue  # its other input is computed after the product
+            continue  # another input is computed after the product
         kept_bytes = stashed.get(last_stage[host], 0.0)
         fused[host] = _with_epilogue(fused[host], spec, others, result_bytes[host], kept_bytes)
         # An epilogue on some columns, such as a rotary embedding, leaves the others as they are.
@@ -111,7 +111,7 @@ def _with_epilogue(
     result_bytes: float,
     stashed_bytes: float,
 ) -> OperatorSpec:
-    """Fuse an element-wise operator onto a product: it does not read the product's result back.
+    """Fuse an element-wise operator onto a product, whose result it then does not read from memory.
 
     Of that result (`result_bytes`), only what the backward pass reads is written.
     """
@@ -144,8 +144,9 @@ def recomputed_in_groups(
 ) -> tuple[list[OperatorSpec], tuple[Tensor, ...]] | None:
     """Repeat operators of dense feed-forwards in the backward pass in place of storing outputs.
 
-    The gradient of the last projection's weights reads what activation and gate make: these repeat
-    it from their own inputs. The gradient of a gate repeats the activation on its tile.
+    The gradient of the last projection's weights reads the output of activation and gate, which are
+    repeated from their own inputs. For the gradient of the gate, the activation is repeated on the
+    tile of the product before.
 
     Parameters
     ----------
@@ -162,8 +163,8 @@ def recomputed_in_groups(
     at = {spec.name: i for i, spec in enumerate(forward)}
     repeated: list[OperatorSpec] = []
     places: dict[str, int] = {}
-    readers: dict[str, list[str]] = {}  # operators of the backward pass, and what they wait for
-    on_tile: dict[str, OperatorSpec] = {}  # products, and the activation that follows them
+    readers: dict[str, list[str]] = {}  # backward operators -> repeated operators they read
+    on_tile: dict[str, OperatorSpec] = {}  # products -> activation repeated on their tile
 
     def repeat(name: str, *reading: str) -> None:
         spec = forward[at[name]]
@@ -201,7 +202,7 @@ def recomputed_in_groups(
 
 
 def _is_gathered(specs: Sequence[OperatorSpec], i: int) -> bool:
-    """Whether an operator reads what other devices send, or weights that are not trained."""
+    """Whether an operator reads gathered rows, or weights that are not trained."""
     spec = specs[i]
     return spec.frozen or any(j >= 0 and specs[j].regather for j in spec.inputs)
 
@@ -253,7 +254,7 @@ def _is_low(spec: OperatorSpec, precision: Precision) -> bool:
 
 
 def _arriving(spec: OperatorSpec) -> tuple[int, float]:
-    """Return which input of a product is cast, and its elements; slot -1 where none is.
+    """Return the slot of the input of a product that is cast (-1: none), and its elements.
 
     A forward product casts its input, an input gradient the output gradient. A weight gradient
     reads both casts again.
@@ -272,7 +273,7 @@ def _kernel(
 
 
 class _Pass:
-    """One pass of a layer while casts are inserted."""
+    """The operators of one pass of a layer, to which casts and transposes are added."""
 
     def __init__(
         self, specs: Sequence[OperatorSpec], precision: Precision, forward: Sequence[OperatorSpec]
@@ -295,8 +296,8 @@ class _Pass:
     def cast(self, source: int, elements: float, sent: bool) -> None:
         """Cast an operator's output, once for all readers.
 
-        The cast also writes the transpose, except where only one layout is sent (`sent`) or, in the
-        forward pass, where the precision transposes late.
+        The cast also writes the transpose, unless the precision transposes late and the cast is for
+        a gather (`sent`) or in the forward pass.
         """
         if source in self.casts:
             return
@@ -369,7 +370,7 @@ def _is_again(spec: OperatorSpec) -> bool:
 def _small_gathers(specs: Sequence[OperatorSpec], precision: Precision) -> set[int]:
     """Return the gathers that only low-precision products read: they carry the low format.
 
-    So do exchanges that bring rows to experts, where the precision says so.
+    All-to-alls that bring rows to experts carry it too, if the precision's `dispatches` is set.
     """
     low = [_is_low(spec, precision) for spec in specs]
     carried = {"all-gather": precision.gathers, "all-to-all": precision.dispatches}
@@ -430,7 +431,7 @@ def quantised(
 
 
 def quantised_tensors(tensors: Sequence[Tensor], precision: Precision) -> tuple[Tensor, ...]:
-    """Return the stored tensors if weight gradients read inputs in the low format."""
+    """Return the stored tensors, with inputs of weight gradients in the format that these read."""
     if "weight-gradient" not in precision.products:
         return tuple(tensors)
     share = precision.element_bytes / ELEMENT_BYTES

@@ -22,7 +22,7 @@ ring while attention is at work, or rows exchanged for heads. ``ulysses:N/ring``
 N neighbours exchange rows for heads, and a ring links the groups of N (Megatron-Core's hierarchical
 context parallelism, a2a+p2p; Fang and Zhao 2024, arXiv:2405.07719)."""
 DISPATCHERS = ("all-to-all", "all-gather")
-"""How rows reach the experts of other devices."""
+"""Collectives by which rows reach the experts of other devices."""
 _MIXED = re.compile(r"ulysses:([2-9]|[1-9][0-9]{1,4})/ring")
 
 
@@ -53,13 +53,13 @@ def context_widths(kind: str, cp: int) -> tuple[int, int]:
 
 
 def context_code(kind: str) -> int:
-    """Return the number of a kind of context parallelism."""
+    """Return the integer code of a kind of context parallelism."""
     mixed = _MIXED.fullmatch(kind)
     return len(CONTEXT_KINDS) + int(mixed[1]) if mixed else CONTEXT_KINDS.index(kind)
 
 
 def context_kind(code: int) -> str:
-    """Return the kind of context parallelism with a number of `context_code`.
+    """Return the kind of context parallelism that has a code of `context_code`.
 
     Examples
     --------
@@ -109,13 +109,13 @@ class Strategy(Record):
     """How rows reach experts: each is sent to the devices of its experts, or all devices that have
     one copy of the experts gather all rows."""
     expert_imbalance: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] | None = 1.0
-    """Tokens of the busiest device of an expert group over their mean; none = as published runs of
-    such routers say (`MixtureOfExperts.busiest_load`)."""
+    """Tokens of the busiest device of an expert group over the mean of its devices; None: the value
+    of published runs with such a router (`MixtureOfExperts.busiest_load`)."""
     expert_overlap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
-    """Share of the seconds of expert-parallel exchanges that other work hides."""
+    """Share of the time of collectives that send rows to experts and back that other work hides."""
     overlap_experts: bool = False
-    """Whether they run while passes of another micro-batch compute, which hide them as far as they
-    last."""
+    """Whether these collectives run during passes of another micro-batch, which hide them up to the
+    time that the passes take."""
     offload_optimizer: bool = False
     """Whether the host has the optimiser's state and updates it."""
     micro_batch: Count = 1
@@ -129,7 +129,7 @@ class Strategy(Record):
         return self.etp or self.tp
 
     def with_load(self, model: Model) -> Strategy:
-        """Return the strategy with the imbalance of the model's router where it gives none."""
+        """Return the strategy, with the imbalance of the model's router if it gives none itself."""
         if self.expert_imbalance is not None:
             return self
         moe = model.moe if isinstance(model, TransformerModel) else None
@@ -160,20 +160,20 @@ class Strategy(Record):
 
     @property
     def expert_replicas(self) -> int:
-        """Fewest replicas whose devices have every expert equally often."""
+        """Fewest replicas of a stage whose devices together hold whole copies of all experts."""
         return self.expert_devices // math.gcd(self.expert_devices, self.tp * self.cp)
 
     @property
     def expert_spread(self) -> float:
-        """Of devices with the same tensor index, how many have different experts.
+        """Devices with one copy of all experts over tensor-parallel devices.
 
-        Less than 1 where the devices of a tensor group have copies of an expert.
+        Less than 1 if the devices of one tensor-parallel group hold several copies of the experts.
         """
         return self.expert_devices / self.tp
 
     @property
     def stage_widths(self) -> tuple[int, int, bool, int, int, bool]:
-        """What the layouts of a strategy depend on."""
+        """The widths and options that determine which layouts a strategy has."""
         experts = (self.ep > 1, self.expert_devices)
         return (self.tp, self.cp, *experts, self.micro_batch, self.overlap_experts)
 
@@ -190,7 +190,7 @@ class Strategy(Record):
 
 
 class Family(Strategy):
-    """Strategies whose layers have the same operators; numbers are those of each of them."""
+    """Strategies as one, see `opgraph.family`: fields in which the members differ are `Each`."""
 
     members: tuple[Strategy, ...]
 
@@ -202,7 +202,7 @@ class Family(Strategy):
     @classmethod
     @lru_cache(maxsize=256)
     def of(cls, members: tuple[Strategy, ...]) -> Strategy:
-        """Join strategies that differ in no more than numbers; a single one is its own family."""
+        """Join strategies that differ in numbers alone; a single strategy is returned as it is."""
         first, *others = members
         if not others:
             return first
@@ -344,7 +344,7 @@ def reasons(model: Model, strategy: Strategy) -> list[str]:
 
 @dataclass(frozen=True)
 class Shapes:
-    """Sizes on one device."""
+    """Sizes of a transformer's layers on one device; counts, not bytes."""
 
     batch: int
     seq: int
@@ -352,7 +352,7 @@ class Shapes:
     rows: int
     """Tokens of the micro-batch on this device: batch x seq / cp."""
     split_rows: int
-    """Rows where sequence parallelism shares them, else all of them."""
+    """The part of `rows` on this device with sequence parallelism; all of `rows` without."""
     hidden: int
     heads: int
     """Query heads on this device."""
@@ -361,7 +361,7 @@ class Shapes:
     head_width: int
     ffn: int
     vocab: int
-    """Rows of the embedding on this device, padded to the next whole number."""
+    """Rows of the embedding on this device: the vocabulary over `tp`, rounded up."""
 
     @property
     def query_width(self) -> int:
@@ -376,7 +376,7 @@ class Shapes:
 
 @lru_cache(maxsize=4096)
 def shapes(model: TransformerModel, strategy: Strategy) -> Shapes:
-    """Sizes on one device; the latest are cached.
+    """Return the sizes on one device; for a `Family`, with an `Each` where members differ.
 
     Raises
     ------

@@ -14,7 +14,7 @@ _GRADIENTS = ("gemm-input-gradient", "gemm-weight-gradient")
 
 
 def rows_shared(layer: GraphLayer) -> bool:
-    """Whether operators outside of tensor-parallel regions are row-wise: rows can be split."""
+    """Whether rows can be split outside of tensor-parallel regions: all operators are row-wise."""
     outside = {op.kind for op in layer.forward if op.split == "no"}
     return not outside & {"attention", "batched-gemm"}
 
@@ -232,7 +232,7 @@ def operator_spec(op: GraphOperator, samples: int) -> OperatorSpec:
 
 
 def _operand(layer: GraphLayer, producer: int) -> Literal["", "only", "also"]:
-    """Return whether products with weights read an output: ``only`` these, ``also``, or none."""
+    """Return which operators read an output, as `Tensor.operand` has it."""
     products = [op.kind == "gemm" for op in layer.forward if producer in op.inputs]
     if not any(products) or producer < 0:
         return ""
@@ -244,15 +244,15 @@ class DevicePeak:
     """An instant at which a traced layer has the most memory allocated on one device."""
 
     operator: str
-    """Operator that runs."""
+    """Name of the operator that runs at the peak."""
     backward: bool
-    """Whether it runs in the backward pass."""
+    """Whether the operator belongs to the backward pass."""
     bytes: float
-    """Bytes of the layer then: tensors stored for the backward pass, temporaries, gradients."""
+    """Bytes allocated by the layer: tensors kept for the backward pass, temporaries, gradients."""
     gradient_bytes: float
-    """The part of these in gradients of its parameters."""
+    """The part of `bytes` in gradients of the layer's parameters."""
     tensors: tuple[tuple[str, float], ...]
-    """Operators that wrote these tensors, and bytes, largest first."""
+    """The allocated tensors, largest first: the operator that wrote each, and its bytes."""
 
 
 def traced_peaks(layer: GraphLayer, strategy: Strategy) -> tuple[DevicePeak, ...]:
@@ -275,7 +275,7 @@ def traced_peaks(layer: GraphLayer, strategy: Strategy) -> tuple[DevicePeak, ...
 
 
 def _stored_input(layer: GraphLayer, tensors: tuple[Tensor, ...], samples: float) -> list[Tensor]:
-    """Return the input of a layer that stores it only if it is recomputed; never more than that."""
+    """Return a layer's input, stored if its reader is recomputed: at most the others' bytes."""
     reader = next((op.name for op in layer.forward if -1 in op.inputs), "")
     most = sum(tensor.bytes for tensor in tensors if tensor.producer != "input")
     size = min(int(layer.input_bytes * samples), most)

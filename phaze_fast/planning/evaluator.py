@@ -54,15 +54,15 @@ ESTIMATE_COLUMNS = tuple(
     for name in _core.ESTIMATE_DTYPE.names or ()
     for column in _core.ESTIMATE_DTYPE[name].names or (name,)
     if name != "unused"
-)  # as the kernel writes them
+)  # in the order in which the kernel writes them
 ANY_LIMIT_BYTES = 0.0
-"""Memory limit of an estimate whose status is not read; nothing else depends on it."""
-# Sums in another order differ in their last digits.
+"""Memory limit for estimates whose status is not read: only the status depends on the limit."""
+# Factors that keep bounds valid although sums in another order differ in their last digits.
 _ROUNDED_DOWN, _ROUNDED_UP = 1.0 - 1e-9, 1.0 + 1e-9
 _OF_STRATEGY = (
     *("tp", "cp", "cp_kind", "ep", "etp", "dispatcher", "expert_overlap", "overlap_experts"),
     *("micro_batch", "offload_optimizer"),
-)  # fields of a plan that its strategy has
+)  # fields that a plan copies from its strategy
 _TENSOR_UNITS = (0, 2)  # operators on tensor cores, alone or with vector cores
 
 
@@ -98,7 +98,7 @@ class Placed:
     variants: tuple[int, ...] = ()
     """Recomputation of each stage, as `recompute_code` writes it."""
     open_s: float = float("inf")
-    """Lower bound on the plans that a limit of work left unexamined; infinite where all were."""
+    """Lower bound, seconds, of plans that the search's limit of work left open; infinite: none."""
 
     @property
     def arrays(self) -> tuple[Array, Array]:
@@ -123,7 +123,7 @@ class TopPlans(NamedTuple):
     rejected: Counter[str]
     """Layouts that turned out to have no plan, by reason."""
     open_s: float
-    """Least bound of the layouts left open, whole or in part; infinite where there are none."""
+    """Least lower bound, seconds, of layouts not examined to the end; infinite where all were."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,11 +134,11 @@ class _Grid:
     rejected: Counter[str]
     """Layouts that are impossible, by reason."""
     shares: Array
-    """Micro-batches over stages of each layout."""
+    """Micro-batches of a replica divided by the number of stages, for each layout."""
 
 
 class PlanEvaluator:
-    """The strategies and layouts of a model on a cluster, and the kernel over them.
+    """The strategies and layouts of a model on a cluster, evaluated by the plan kernel.
 
     Parameters
     ----------
@@ -147,8 +147,8 @@ class PlanEvaluator:
     capacities
         HBM capacities of a device to be considered, bytes, rising.
     given
-        Strategies and layouts to use in place of all that `training` allows; no layouts: all of
-        these strategies.
+        Strategies and layouts to use in place of all that `training` allows; with None for the
+        layouts, all layouts of these strategies.
     """
 
     def __init__(
@@ -168,13 +168,13 @@ class PlanEvaluator:
         self._given = None if given is None else given[1]
         self.optimizer = optimizer(training.optimizer_name)
         self.layouts_left_out = 0
-        """How many layouts of the strategies `within` left out."""
+        """How many layouts of this evaluator's strategies `within` left out."""
         self.last_answer: tuple[Any, Any] | None = None
         """The query that `plan` answered last with this evaluator, and its answer."""
         self._record = training_record(self.optimizer, training.software, training.precision)
 
     def with_prices(self, **joules: float) -> PlanEvaluator:
-        """Return the same evaluator with other joules per byte: hbm_byte_j, network_byte_j."""
+        """Return a copy of the evaluator with other joules per byte: hbm_byte_j, network_byte_j."""
         other = copy(self)
         other.__dict__.pop("space", None)
         other._record = self._record.copy()
@@ -185,7 +185,7 @@ class PlanEvaluator:
     def within(self, work_s: Array, most_s: float) -> PlanEvaluator:
         """Return the evaluator of the layouts whose work alone does not take longer than `most_s`.
 
-        `work_s` is from `least_work_s`.
+        `work_s` has the seconds of `least_work_s` for each strategy.
         """
         kept = np.flatnonzero(self.work_bounds_s(work_s) <= most_s)
         some = self if len(kept) == len(self) else self._with([self.sizes[s] for s in kept], None)
@@ -199,7 +199,7 @@ class PlanEvaluator:
         return limited
 
     def _with(self, sizes: Sequence[StrategySizes], layouts: Array | None) -> PlanEvaluator:
-        """Return the same problem with other strategies and layouts."""
+        """Return an evaluator of the same problem with other strategies and layouts."""
         given = (sizes, layouts)
         other = PlanEvaluator(self.model, self.cluster, self.training, (), given)
         other.limits_bytes, other._illegal = self.limits_bytes, self._illegal
@@ -242,7 +242,7 @@ class PlanEvaluator:
         return known
 
     def _listed(self, wanted: Sequence[Array | slice]) -> Array:
-        """List some of the layouts of every strategy."""
+        """Concatenate the `wanted` layouts of every strategy, with the number of the strategy."""
         parts = [np.zeros(0, dtype=_core.LAYOUT_DTYPE)]
         for number, (own, mine) in enumerate(zip(self.sizes, wanted, strict=True)):
             parts.append(self._grid(own).rows[mine].copy())
@@ -329,7 +329,7 @@ class PlanEvaluator:
 
     @cached_property
     def space(self) -> _core.PlanSpace:
-        """The kernel's problem: all layouts, priced."""
+        """The problem as the plan kernel takes it, with the costs of every layout."""
         graph = self.sizes[0].graph
         wired = fabric_as_run(self.cluster.fabric, self.training.software)
         return _core.PlanSpace(
@@ -365,13 +365,13 @@ class PlanEvaluator:
 
     def plans(self, placed: Sequence[Placed], times: KindTimes) -> list[Plan]:
         """Describe plans in full, of `times` with one row per strategy."""
-        if placed and self.cluster.chip is not None:  # priced together
+        if placed and self.cluster.chip is not None:  # fills the cache for all plans at once
             own = [self.sizes[s] for s in sorted(self.strategies_of(placed))]
             free_times_on_chip(own, self.cluster, self.optimizer)
         return [self.plan(one, times) for one in placed]
 
     def slowest_s(self, placed: Iterable[Placed], times: KindTimes) -> float:
-        """Return the seconds of the slowest of some plans with other times than they are of."""
+        """Return the seconds of the slowest plan if layers take `times`, one row per strategy."""
         estimates = (
             self.space.estimate(times.at([at]), plan.layout, *plan.arrays, ANY_LIMIT_BYTES)[0]
             for plan in placed
@@ -391,7 +391,7 @@ class PlanEvaluator:
         stop: Any = None,
         below_s: float = np.inf,
     ) -> TopPlans:
-        """Find the fastest plans of those up to `below_s`, or hardly more.
+        """Find the fastest plans that take at most `below_s`, up to rounding.
 
         Plans that differ only in rank order count once. `stop` is called after every wave of
         layouts; where it returns true, the search ends with the plans so far.
@@ -432,7 +432,7 @@ class PlanEvaluator:
     def best_s(
         self, s: int, times: KindTimes, least: KindTimes, below_s: Array, threads: int = 1
     ) -> Array:
-        """Bound the plans that `best` finds, and those it leaves open, from below, on each chip."""
+        """Bound the plans of strategy `s` on each chip from below, those left open included."""
         limits = np.ascontiguousarray(below_s, dtype=np.float64).reshape(-1)
         records = self.space.best(s, times, least, limits, threads)[0]
         seconds = np.minimum(records["time_s"], records["open_s"])
@@ -454,7 +454,7 @@ class PlanEvaluator:
         return joules
 
     def bounds(self, s: int, least: KindTimes, limits: Array, threads: int = 1) -> Array:
-        """Bound strategy `s` from below on each chip, under the memory limits at `limits`."""
+        """Bound strategy `s` from below on each chip, under the memory limits numbered `limits`."""
         bounds: Array = self.space.bounds(s, least, limits, threads)
         return bounds
 
@@ -469,9 +469,9 @@ class PlanEvaluator:
         return bounds_s
 
     def layout_work_bounds_s(self, work_s: Array, strategies: Array | None = None) -> Array:
-        """Bound the plans of each layout the same way: by an equal share for each of its stages.
+        """Bound the plans of each layout from below by an equal share of the work for each stage.
 
-        The layouts are all those of some strategies, by default of every one.
+        The layouts are those of `strategies` (positions), by default of all.
         """
         some = np.arange(len(self)) if strategies is None else strategies
         return np.concatenate([np.zeros(0), *self._layouts_work_s(work_s, some)])
@@ -485,7 +485,7 @@ class PlanEvaluator:
         return float(self.bounds(s, times.at(slice(s, s + 1)), np.zeros(1, dtype=np.int64))[0])
 
     def work_bounds(self, s: int, work_s: Array, limits: Array) -> Array:
-        """Bound from below by the work of one micro-batch only: faster and weaker than `bounds`."""
+        """Bound strategy `s` from below by one micro-batch's work: faster, weaker than `bounds`."""
         bounds: Array = self.space.work_bounds(s, np.ascontiguousarray(work_s), limits)
         return bounds
 
@@ -527,7 +527,7 @@ class PlanEvaluator:
         )
 
     def best_even(self, times: KindTimes, limit: int = 0, threads: int = 1) -> list[Placed]:
-        """Find the fastest plan that fits with even stages as in Megatron-LM; None if none fits.
+        """Find the fastest plan that fits with even stages as in Megatron-LM; empty if none fits.
 
         With several recompute variants, each stage uses the cheapest that fits.
         """

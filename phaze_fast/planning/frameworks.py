@@ -1,4 +1,4 @@
-"""What of a plan each training framework can express, for files of plans and for `plan`.
+"""What each training framework can express of a plan, for written files and for `plan`.
 
 ``data/frameworks.yaml`` lists the values of single fields; the rules that join several fields are
 here, once: for one plan, and for arrays of layouts.
@@ -57,7 +57,7 @@ class _Layouts:
 
     @property
     def chunks_alone(self) -> Array:
-        """Whether one stage has several chunks."""
+        """Whether there is only one stage, with several chunks."""
         alone: Array = (self.vpp > 1) & (self.pp == 1)
         return alone
 

@@ -34,8 +34,8 @@ _MIN_TOKENS = 8192
 """Tokens of a sequence that context parallelism leaves a device by default: with fewer, attention
 is too short to hide its exchange."""
 _MIN_TOKENS_MOE = 1024
-"""The same in mixtures of experts: experts lie over context-parallel devices as over replicas, so
-that such devices replace tensor-parallel ones, which exchange more."""
+"""Tokens so left in mixtures of experts: experts are spread over context-parallel devices as over
+replicas, so that these can replace tensor-parallel devices, which exchange more."""
 
 
 def divisors(number: int) -> list[int]:
@@ -64,15 +64,15 @@ class WidthChoices:
     cp_kinds: tuple[Any, ...]
     """Kinds of context parallelism for widths above 1."""
     in_node: int
-    """Devices of a node inside which neighbours may exchange rows for heads while a ring links such
-    groups; 0: none but those in `cp_kinds`."""
+    """Devices of a node, inside which the groups of ``ulysses:N/ring`` lie; 0: this kind is only
+    tried if `cp_kinds` has it."""
     ep: tuple[int, ...]
     etp: tuple[int | None, ...]
     micro_batch: tuple[int, ...]
     dispatchers: tuple[str, ...]
     """How rows may reach experts; see `Training.dispatcher`."""
     top_k: int
-    """Experts of a row."""
+    """Experts that a row is sent to; 0 without experts."""
 
     @classmethod
     def of(cls, model: Model, cluster: Cluster, training: Training) -> WidthChoices:
@@ -104,7 +104,7 @@ class WidthChoices:
 
     @property
     def kinds_tried(self) -> list[str]:
-        """Kinds of context parallelism, those that are mixed in one word."""
+        """Kinds of context parallelism to try; mixed ones count as one, ``ulysses:N/ring``."""
         mixed = any(self._mixed(tp, cp) for tp in self.tp for cp in self.cp)
         return [*self.cp_kinds, *["ulysses:N/ring"] * mixed]
 
@@ -148,7 +148,7 @@ class WidthChoices:
 
 
 def _overlaps(training: Training, ep: int) -> list[bool]:
-    """List whether exchanges of experts overlap, where schedules to try decide that."""
+    """List the choices of overlapping expert exchanges: both if a schedule to try overlaps them."""
     if ep == 1 or training.overlap_experts is not None:
         return [False]
     return [False, True] if set(training.schedule) & set(OVERLAPPING) else [False]
@@ -164,7 +164,7 @@ def strategies(
             broken[0].startswith(field) and "auto" in getattr(training, field)
             for field in ("cp_kind", "dispatcher")
         ):
-            continue  # this kind, or dispatcher, is not requested
+            continue  # auto tries only what the model allows
         tp, cp, ep = strategy.tp, strategy.cp, strategy.expert_replicas
         if tp * cp * ep > cluster.devices:
             used = f"{tp} x {cp}" + (f" x {ep}" if strategy.ep > 1 else "")
@@ -207,7 +207,7 @@ class LayoutGrid:
     def layouts(self) -> tuple[Array, Counter[str]]:
         """List every layout, dtype ``_core.LAYOUT_DTYPE``; count impossible ones by reason.
 
-        They depend on no more than `Strategy.stage_widths`. The order of a list that a user gives
+        They depend on the strategy's `stage_widths` alone. The order of a list that a user gives
         does not matter. Layouts that differ only in the number of stages are adjacent.
         """
         training = self.training
@@ -222,7 +222,7 @@ class LayoutGrid:
             choices += [
                 (order, schedule, vpp, possible & tried) for order, tried in self._orders(dp, pp)
             ]
-        positions: list[Array] = []  # of the widths of each combination, and what it adds to them
+        positions: list[Array] = []  # per choice: positions of its widths
         added: list[tuple[int, int, int, int]] = []
         sharing: list[Array] = []
         for number, zero in enumerate(sorted(set(training.zero))):
@@ -312,11 +312,11 @@ class LayoutGrid:
         for schedule in sorted({SCHEDULES.index(name) for name in self.training.schedule}):
             name = SCHEDULES[schedule]
             if free and (name in OVERLAPPING) != self.strategy.overlap_experts:
-                continue  # another strategy, whose exchanges overlap or do not
+                continue  # belongs to the strategy with the other choice of overlap
             interleaved = name == "interleaved"
             for vpp in sorted(self.training.vpp) if interleaved else [1 + (name in TWO_CHUNKS)]:
                 possible = piped & (places(name, 1, vpp) * pp <= self.layers)
-                chunks = f"{name} with {vpp} chunks a stage"  # with one they are never too many
+                chunks = f"{name} with {vpp} chunks a stage"  # one a stage is never too many
                 why = f"schedule: {chunks} has more chunks than the model's {self.layers} layers"
                 rejected[why] += int((piped & ~possible).sum())
                 status = _core.check_pipelines(schedule, pp, vpp, micro_batches)
@@ -327,7 +327,7 @@ class LayoutGrid:
 
     def _orders(self, dp: Array, pp: Array) -> Iterator[tuple[int, Array | bool]]:
         """Yield rank orders, and for which combinations of widths to try each."""
-        whole = self.stage_devices % self.strategy.expert_devices == 0  # experts in each replica
+        whole = self.stage_devices % self.strategy.expert_devices == 0  # all experts in a replica
         inside: Array | bool = True if whole else pp == 1
         if self.training.rank_order != "auto":
             order = RANK_ORDERS.index(self.training.rank_order)

@@ -1,6 +1,6 @@
 """Pipeline schedules by name: steps simulated event by event, and activations in flight.
 
-The orders, their sources and what is known of their bubbles are in docs/pipelines.md.
+Orders of passes, their sources and what is known of their bubbles are in docs/pipelines.md.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PipelineStep:
     busy_s: Array
     """Seconds a device is busy."""
     _arguments: tuple[Any, ...] = field(default=(), repr=False)
-    """What was simulated, as the kernel takes it."""
+    """Arguments of the kernel for the simulated step."""
 
     @cached_property
     def passes(self) -> Array:
@@ -139,7 +139,7 @@ def play(
         Seconds of one micro-batch's forward pass, shape (devices,) or (devices, chunks), receiving
         its input included. Chunks are numbered in the order of the model (docs/pipelines.md).
     backward_s
-        The same of the whole backward pass: weight gradient and recomputation included.
+        Seconds of a micro-batch's whole backward pass, weight gradient and recomputation included.
     micro_batches
         Micro-batches of one step; of both directions together for DualPipe.
     weight_grad_s
@@ -218,8 +218,8 @@ def peak_activations(
     micro_batches
         Micro-batches of one step.
     kept_for_weight_grad
-        Share of the bytes that stays allocated until the weight gradient is done, where that is a
-        pass of its own.
+        Share of the bytes that stays allocated until the weight gradient is done, in schedules that
+        run weight gradients as separate passes.
 
     Examples
     --------

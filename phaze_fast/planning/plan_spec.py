@@ -55,22 +55,22 @@ class PlanSpec(TrainingStep):
     cp: Count = 1
     """Context-parallel width."""
     cp_kind: ContextKind = "all-gather"
-    """How its devices attend to the whole sequence: keys and values gathered (all-gather), sent
-    round a ring, rows exchanged for heads (ulysses), or these in groups of N neighbours and a ring
-    between the groups (ulysses:N/ring)."""
+    """How context-parallel devices attend to the whole sequence: keys and values gathered
+    (all-gather), sent round a ring, rows exchanged for heads (ulysses), or the last in groups of N
+    neighbours and a ring between the groups (ulysses:N/ring)."""
     ep: Count = 1
     """Expert-parallel width."""
     etp: Count | None = None
     """Devices that share the matrices of each expert, by default as many as `tp`; ``etp * ep`` is a
     divisor of ``tp * cp * dp``."""
     dispatcher: Literal["all-to-all", "all-gather"] = "all-to-all"
-    """How rows reach experts: sent to the devices of their experts, or gathered by all that have
-    one copy of the experts."""
+    """How rows reach experts: sent to the devices of their experts, or gathered by all devices that
+    together have one copy of the experts."""
     zero: Literal[0, 1, 2, 3] = 0
     """What replicas share: optimiser state (1), gradients (2), weights (3)."""
     shard: Count | None = None
-    """How many neighbouring replicas share it, while such groups hold copies of it (hybrid
-    sharding); by default all."""
+    """How many neighbouring replicas share what `zero` says; with fewer than all, every such group
+    has a copy (hybrid sharding). By default all."""
     micro_batch: Count = 1
     """Sequences a device works on at once."""
     schedule: ScheduleName = "1f1b"
@@ -89,7 +89,7 @@ class PlanSpec(TrainingStep):
     """Layers of each stage (of each chunk where interleaved), embedding and head counted; by
     default blocks are divided evenly."""
     rank_order: Literal["replicas-inside", "stages-inside"] = "replicas-inside"
-    """Which dimension has neighbouring ranks after the tensor- and context-parallel groups."""
+    """What ranks count first after tensor and context groups: replicas, or stages."""
     idle: bool = False
     """Whether devices of the cluster may stay idle."""
 
@@ -116,7 +116,7 @@ class PlanSpec(TrainingStep):
 
     @property
     def asked_overlap(self) -> bool | None:
-        """What `overlap_experts` says unless the schedule decides the same; else None."""
+        """Whether expert exchanges overlap, if this is not the schedule's default; else None."""
         by_schedule = self.model_copy(update={"overlap_experts": None}).strategy.overlap_experts
         own = self.strategy.overlap_experts
         return None if own == by_schedule else own
@@ -208,7 +208,7 @@ class PlanSpec(TrainingStep):
     def _shard_fault(self, ep: int) -> str:
         """Return why state cannot be sharded over `shard` of `dp` replicas.
 
-        `ep` replicas have every expert equally often.
+        `ep` is the fewest replicas that together have whole copies of all experts.
         """
         if self.zero == 0:
             return (
@@ -249,10 +249,10 @@ class PlanSpec(TrainingStep):
         return cls.from_dict(dict(data), source)
 
     def overridden(self, changes: Mapping[str, Any]) -> tuple[PlanSpec, list[str]]:
-        """Change some fields; others that belong to the old values of those return to defaults.
+        """Change some fields, and reset others that only suited the old values of these.
 
         Layers and recomputation of each stage belong to the number of chunks, `shard` to the
-        number of replicas that share state. Also returns what was dropped so, in words.
+        number of replicas that share state. Also returns a message for each field that was reset.
 
         Examples
         --------

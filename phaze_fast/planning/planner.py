@@ -60,7 +60,7 @@ class Plans(Table):
     framework: str | None = None
     """The training framework whose files can express the plans; none = any plan."""
     free: Plan | None = None
-    """With a framework: the fastest plan of all, also with what its files cannot express."""
+    """With a framework: the fastest of all plans, also of those that its files cannot express."""
     excluded: tuple[int, int] = (0, 0)
     """Number of strategies, and of layouts of the other strategies, whose work alone takes longer
     than all of these plans; they are counted neither as tried nor as rejected."""
@@ -170,7 +170,7 @@ class Plans(Table):
 
     @property
     def lost_to_framework(self) -> float | None:
-        """How much longer the fastest plan takes than one without the framework's limits."""
+        """How much longer the fastest plan takes than `free` does, as a fraction; None without."""
         return None if self.free is None else self.best.time_s / self.free.time_s - 1.0
 
     def to_columns(self) -> dict[str, Any]:
@@ -343,7 +343,7 @@ def plan(
         rejected += found.rejected
         open_s, tried = min(open_s, found.open_s), tried + found.tried
         excluded = excluded + found.excluded
-    if open_s < float("inf"):  # stopped: some were ranked by bounds of their layers
+    if open_s < float("inf"):  # stopped: some plans were ranked by lower bounds
         plans.sort(key=lambda plan: plan.time_s)
     answer = Plans(
         model,
@@ -386,11 +386,11 @@ class _Searched:
 
 
 _FEW_STRATEGIES, _FEW_LAYOUTS = 64, 4096
-"""How many are all compared; of more, those first that have the least work."""
+"""Most strategies and layouts to compare at once; of more, those with the least work are first."""
 
 
 def _least(bounds_s: Array, count: int) -> float:
-    """Return a bound that about `count` do not exceed; infinite where there are no more."""
+    """Return what about `count` of the bounds do not exceed; infinite for that many or fewer."""
     return float(np.partition(bounds_s, count)[count]) if len(bounds_s) > count else float("inf")
 
 
@@ -405,7 +405,7 @@ def _searched(
 ) -> _Searched:
     """Find the fastest plans; layouts whose work takes longer than these are not examined."""
     some, work_s = evaluator, np.zeros(0)
-    reach_s = limit_s = float("inf")  # of the work that is compared, and of the plans wanted
+    reach_s = limit_s = float("inf")  # most work compared, slowest plan wanted
     if evaluator.has_all_layouts and (
         len(evaluator) > _FEW_STRATEGIES or evaluator.layouts_possible > _FEW_LAYOUTS
     ):
@@ -448,12 +448,12 @@ def _fastest(
 ) -> TopPlans:
     """Find the fastest plans; layers are scheduled where bounds of their times do not suffice.
 
-    As many as are wanted are known to take at most `below_s`. The search runs with lower bounds of
-    layers until all strategies of the plans it finds are scheduled: then no other plan is faster.
-    Unless `below_s` is known, it first runs for a few waves of layouts only, since these have plans
-    of most such strategies.
+    At least `top` plans take at most `below_s` (infinite: not known). The search runs with lower
+    bounds of layers, schedules the layers of the plans it finds, and repeats until all of these are
+    scheduled: then no other plan is faster. If `below_s` is infinite, the first search ends after a
+    few waves of layouts, which suffice to find most strategies to schedule.
     """
-    if stop is not None:  # which may come before the plans that are known to be this fast
+    if stop is not None:  # the search may end before it finds plans this fast
         below_s = float("inf")
     count, waves = len(evaluator), iter(_FIRST_WAVES if below_s == float("inf") else ())
     while True:
@@ -466,7 +466,7 @@ def _fastest(
             below_s = min(below_s, evaluator.slowest_s(fastest.plans, times.rows))
         if some.ended:
             continue
-        if not new or fastest.open_s < float("inf"):  # found, or stopped
+        if not new or fastest.open_s < float("inf"):  # all are scheduled, or stopped
             break
     if progress is not None:
         progress(count, count)
@@ -478,12 +478,12 @@ _FIRST_WAVES = (2,)
 
 
 class _SomeWaves:
-    """Ends a search after some waves of layouts, by default none, or where `stop` does."""
+    """Ends a search after `waves` waves of layouts (None: no limit) or when `stop` is true."""
 
     def __init__(self, waves: int | None, stop: Callable[[], bool] | None) -> None:
         self._left, self._stop = waves, stop
         self.ended = False
-        """Whether the search ended after so many waves."""
+        """Whether the limit of waves ended the search."""
 
     def __call__(self) -> bool:
         if self._stop is not None and self._stop():

@@ -63,7 +63,7 @@ class Stage:
     chunks: tuple[int, ...]
     """Number of layers of each of its chunks."""
     kinds: Mapping[str, int]
-    """How many layers of each kind."""
+    """Number of layers of each kind."""
     recompute: str
     """What is recomputed in the backward pass."""
     load_s: float
@@ -122,9 +122,9 @@ class Plan:
     cp: int
     """Context-parallel width."""
     cp_kind: str
-    """How its devices attend to the whole sequence: all-gather, ring, ulysses or ulysses:N/ring."""
+    """How context-parallel devices attend: all-gather, ring, ulysses or ulysses:N/ring."""
     ep: int
-    """Expert-parallel width; a part of the replicas."""
+    """Expert-parallel width: devices over which the experts of a layer are distributed."""
     etp: int | None
     """Devices that share the matrices of each expert; None: `tp` of them."""
     dispatcher: str
@@ -134,13 +134,13 @@ class Plan:
     expert_overlap: float
     """Share of the seconds of expert-parallel exchanges that other work hides."""
     overlap_experts: bool
-    """Whether they run while passes of another micro-batch compute."""
+    """Whether these exchanges run while passes of another micro-batch compute."""
     offload_optimizer: bool
     """Whether the host has the optimiser's state and updates it."""
     zero: int
     """ZeRO stage: replicas share optimiser state (1), gradients (2), weights (3)."""
     shard: int
-    """Neighbouring replicas that share it; fewer than all in hybrid sharding."""
+    """Neighbouring replicas that share the state of `zero`; fewer than all in hybrid sharding."""
     micro_batch: int
     """Sequences a device works on at once."""
     micro_batches: int
@@ -148,9 +148,9 @@ class Plan:
     schedule: str
     """Order of forward and backward passes."""
     vpp: int
-    """Chunks per stage; 1 unless interleaved or folded."""
+    """Chunks per stage; 1 unless the schedule has several."""
     rank_order: str
-    """Which dimension has neighbouring ranks after tensor and context groups."""
+    """What ranks count first after tensor and context groups: replicas, or stages."""
     sequence_parallel: bool
     """Whether tensor-parallel devices share the rows of norms and residuals."""
     seq: int
@@ -189,7 +189,7 @@ class Plan:
     """Model FLOPs utilisation by the common formula: attention in full, over the peak of all
     devices of the cluster."""
     mfu_causal: float
-    """The same with masked attention counted by half."""
+    """Model FLOPs utilisation with masked attention counted by half."""
     hfu: float
     """Hardware FLOPs utilisation: as `mfu`, with recomputed operations counted."""
     stages: tuple[Stage, ...]
@@ -253,7 +253,7 @@ class Plan:
 
     @property
     def device_memory(self) -> Mapping[str, float]:
-        """Memory of the fullest device as tools report it, bytes, each with those before it.
+        """Memory of the fullest device as tools report it, bytes; each includes the one before.
 
         ``allocated`` is what tensors and buffers take (`torch.cuda.max_memory_allocated`),
         ``reserved`` what the allocator holds for them, fragmentation included
@@ -432,7 +432,7 @@ def plan_groups(plan: Plan, cluster: Cluster) -> Iterator[str]:
         software = f"{software}, {EXPERTS}"
     known = chip_constants(cluster.chip)
     for group in groups_of(chip, software, plan.devices > node_devices(cluster), kind):
-        if group == software and known:  # wider than that of any software on chips that are known
+        if group == software and known:  # errors are larger than on measured chips
             yield f"{software}, {known}"
             yield known
         if group == "all" and plan.ep > 1:

@@ -63,7 +63,7 @@ def _evaluator(model: Model, cluster: Cluster, spec: PlanSpec) -> PlanEvaluator:
     sizes = strategy_sizes(model, strategy, spec.modes, *runs)
     capacity = float(memory_of(cluster.chip).capacity_bytes)
     evaluator = PlanEvaluator(model, cluster, training, [capacity], ([sizes], spec.layout))
-    # It is estimated whether it fits or not; to find out would load Numba.
+    # A given plan is estimated even if it does not fit; the test of that would load Numba.
     evaluator.fits = np.ones((len(spec.layout), 1), dtype=np.uint8)
     return evaluator
 
@@ -137,7 +137,7 @@ def predict(
 
 
 def step_s(model: Model | str, cluster: Cluster, plan: PlanSpec | Mapping[str, Any]) -> float:
-    """Predict the seconds of a step alone: as `predict`, in half its time.
+    """Predict only the seconds of a step, in half the time that `predict` takes.
 
     Examples
     --------
@@ -180,14 +180,14 @@ class Predictions(Table):
     memory_bytes: Array
     """Peak memory of the fullest device."""
     over_bytes: Array
-    """Bytes by which it exceeds the limit; 0 where the plan fits."""
+    """Bytes by which that device exceeds its memory limit; 0 where the plan fits."""
     energy_j: Array
     parts_s: dict[str, Array]
     """Seconds by part of the step."""
     memory: dict[str, Array]
     """Peak memory of the fullest device by term, bytes."""
     instant: Array
-    """When its memory peaks, a position in `phaze_fast.memory.INSTANTS`."""
+    """When memory of that device peaks: a position in `phaze_fast.memory.INSTANTS`."""
     status: Array
     """Position in `reasons`: 0 where the plan fits, 1 where it exceeds memory, else a broken
     rule."""

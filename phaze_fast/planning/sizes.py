@@ -49,7 +49,7 @@ from phaze_fast.tables import Array
 from phaze_fast.units import format_bytes
 
 _UNHIDDEN_BYTES = 1e15
-"""A bucket that holds all gradients: none are synchronised before the backward pass ends."""
+"""Size of a bucket for all gradients: none are synchronised before the backward pass ends."""
 
 BOUNDARY_KINDS = ("embedding", "head")
 """Kinds of layers that are no blocks."""
@@ -83,17 +83,17 @@ class StrategySizes:
 
     graph: LayerGraph
     software: Software
-    """Profile of the software that runs them."""
+    """Profile of the software that runs the layers."""
     precision: Precision
-    """Number format of their products."""
+    """Number format of the blocks' products."""
     fusion: Fusion
-    """What is fused, and repeated inside groups."""
+    """Which operators are fused, and which are recomputed inside fused groups."""
     variants: tuple[str, ...]
-    """Recompute variants, least first; no two compute the same operators again."""
+    """Recompute variants, least recomputation first; no two recompute the same operators."""
     variant_of: Mapping[str, int]
     """Position in `variants` of each mode of recomputation."""
     stored: LayerGraph
-    """The layers whose stored bytes count: `graph`, unless the software splits them otherwise."""
+    """The layers whose stored bytes count: `graph`, unless stored tensors are split otherwise."""
 
     @cached_property
     def kinds(self) -> Array:
@@ -110,7 +110,7 @@ class StrategySizes:
         kinds = self.kinds.copy()
         if self.strategy.offload_optimizer:
             kinds["host_state"] = 1.0
-            kinds["cast_bytes"] = 0.0  # of weights as they arrive
+            kinds["cast_bytes"] = 0.0  # weights are cast as they arrive from the host
         for record, layer in zip(kinds, self.graph.layers, strict=True):
             record["more_state_bytes"] = layer_state_bytes(layer, optimizer)
             if optimizer.newton_schulz_steps is not None and layer.kind not in BOUNDARY_KINDS:
@@ -119,7 +119,7 @@ class StrategySizes:
         return kinds
 
     def record_with(self, optimizer: Optimizer) -> Array:
-        """Return `record` with the same bytes of the last stage's copy of the embedding."""
+        """Return `record` with the state of the copied embedding that is not per parameter."""
         record = self.record.copy()
         record["copied_state_bytes"] = copied_state_bytes(self.graph, optimizer)
         return record
@@ -152,7 +152,7 @@ class StrategySizes:
 
     @property
     def most_hidden(self) -> Mapping[str, float]:
-        """The same at most: exchanges of experts that overlap may be hidden altogether."""
+        """Upper bounds of `hidden`: exchanges of experts that overlap may be hidden altogether."""
         overlap = self.strategy.overlap_experts or self.software.expert_beside_shared
         return FrozenDict({**self.hidden, **(dict.fromkeys(EXCHANGES, 1.0) if overlap else {})})
 
@@ -184,7 +184,7 @@ class StrategySizes:
 
 
 _VARIANTS: LruCache[tuple[Any, ...], tuple[tuple[str, ...], Mapping[str, int]]] = LruCache(256)
-"""The latest variants by what they depend on, which few strategies differ in."""
+"""Latest results of `_distinct_variants`; most strategies of a model share one."""
 
 
 def _distinct_variants(
@@ -242,11 +242,11 @@ def _table_bytes(graph: LayerGraph) -> float:
 
 _Stored = tuple[float, list[float], list[float]]
 _STORED: LruCache[tuple[Any, ...], tuple[Layer, _Stored]] = LruCache(4096)
-"""Of the latest layers, by identity, which strategies share."""
+"""Latest results of `_stored_bytes` by identity of the layer, which strategies share."""
 
 
 def _stored_bytes(layer: Layer, variants: tuple[str, ...], resident: bool) -> _Stored:
-    """Return the stored bytes of a layer: all, by variant, and at its peak by variant."""
+    """Return a layer's stored bytes: of all tensors, by variant, and live bytes by variant."""
     key = id(layer), variants, resident
     known = _STORED.get(key)
     if known is None:  # the entry refers to the layer, so that its id is not reused
@@ -375,7 +375,7 @@ def strategy_sizes(
     software
         Profile of the software, by default the default one.
     precision
-        Number format of their products, by default bf16.
+        Number format of the blocks' products, by default bf16.
     fusion
         Which operators are fused; see `phaze_fast.opgraph.layer_graph`.
     """
@@ -426,7 +426,7 @@ def _with_storage_split(model: Model, strategy: Strategy, software: Software) ->
     if not software.split_storage or strategy.tp == 1 or strategy.sequence_parallel:
         return None
     split = strategy.replace(sequence_parallel=True)
-    return None if reasons(model, split) else split  # odd rows count as whole
+    return None if reasons(model, split) else split  # rows that tp does not divide count as whole
 
 
 def fused_sizes(

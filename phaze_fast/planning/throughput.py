@@ -129,13 +129,13 @@ class Throughput:
     """Tokens per second of all devices together."""
     tokens_per_s_per_device: float
     tflops_per_device: float
-    """By the common formula, attention in full."""
+    """Model TFLOP/s by the common formula, attention in full."""
     tflops_per_device_causal: float
-    """With masked attention counted by half."""
+    """Model TFLOP/s with masked attention counted by half."""
     mfu: float
     """Model FLOPs utilisation by the common formula."""
     mfu_causal: float
-    """The same with masked attention counted by half."""
+    """Model FLOPs utilisation with masked attention counted by half."""
     hfu: float
     """Hardware FLOPs utilisation: as `mfu`, with recomputed operations counted."""
 

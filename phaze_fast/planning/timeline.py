@@ -116,13 +116,13 @@ class ScheduledLayer:
     """The schedule of one pass of one kind of layer, for one micro-batch on one device."""
 
     kind: str
-    """Such as ``block``."""
+    """Kind of layer, such as ``block``."""
     direction: str
     """``forward`` or ``backward``; the backward pass without recomputation."""
     count: int
     """Layers of this kind in the model."""
     schedule: LayerSchedule
-    """Times are seconds."""
+    """Operators with their start times and cores, seconds."""
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain data: seconds, cores by kind, operators in order of start."""

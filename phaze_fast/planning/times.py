@@ -35,18 +35,18 @@ from phaze_fast.software import Software, check_precision, chip_as_run
 from phaze_fast.tables import Array
 
 _BIAS_LAUNCHES = 8 / 22
-"""Launches for the bias of an expert over those of its products: a product and a sum in the forward
-pass, a cast, two products and their sums, and the cast of its gradient in the backward pass, and 22
-as the profiles count them."""
+"""Kernel launches for an expert's bias over those for its products. The bias takes a product and a
+sum forward; a cast, two products, two sums and the cast of the gradient backward. The products take
+22, as counted in profiles."""
 MAX_NODES = 20_000
-"""Nodes of the search for one layer's schedule."""
+"""Most nodes of the branch-and-bound search for one layer's schedule."""
 
 FREE_LEVELS = (
     EXCHANGES,
     ("context", "context-heads", "context-ring"),
     ("expert-tensor", "tensor"),
 )
-"""Groups of devices whose collectives are free from each level on, to split a step into parts."""
+"""Groups whose collectives cost nothing from each level on; levels split a step into parts."""
 
 
 def memory_of(chip: Accelerator | None) -> Hbm:
@@ -95,7 +95,7 @@ def optimizer_bytes_per_s(records: Array, like: Accelerator, optimizer: Optimize
     like
         A chip with the tuning that all of them share.
     optimizer
-        Bytes of a parameter.
+        The optimiser, with its bytes per parameter.
     """
     tuning = like.tuning
     rate: Array = memory_of_records(records)[1] * tuning.hbm_share
@@ -174,7 +174,7 @@ def optimizer_products_s(
 def _step_s(products_s: Array, launching_s: Array, ahead_s: Array) -> Array:
     """Return the seconds of an optimiser's products after the backward pass.
 
-    The host launches them while the device still computes gradients, by as much as it is ahead.
+    The host starts to launch the products `ahead_s` before the device ends the backward pass.
     """
     after: Array = np.maximum(products_s, launching_s - ahead_s)
     return after
@@ -201,7 +201,7 @@ def host_s(software: Software | None, forward: Array, backward: Array | None = N
         Operators of the forward pass, or those that a backward pass recomputes: for each, whether
         it is a product, a convolution or attention.
     backward
-        The same of the backward pass; None: a forward pass.
+        For each operator of the backward pass, whether it is one of these; None: a forward pass.
     """
     if software is None:
         return 0.0
@@ -255,7 +255,7 @@ class KindTimes:
     """Part of the backward pass that can be postponed: the share of the weight gradients."""
     forward_j: Array
     backward_j: Array
-    """By recompute variant. Neither includes static energy."""
+    """By recompute variant. Like `forward_j`, without static energy."""
     hbm_bytes_per_s: Array
     """Rate at which the optimiser's state streams, shape (rows,)."""
     static_w: Array
@@ -265,7 +265,7 @@ class KindTimes:
     proven: Array
     """Whether all schedules of a row are proven, shape (rows,)."""
     step_s: Array
-    """Products of an optimiser on the state of one layer, if no replicas share it."""
+    """Seconds of an optimiser's matrix products for one layer, if replicas do not share them."""
     ahead_s: Array
     """Seconds by which the host is ahead of the device after the backward pass of one layer."""
 
@@ -309,9 +309,9 @@ class LayerParts(NamedTuple):
     backward_j: Array
     """Shape (layers, chips, variants)."""
     host_s: Array
-    """Of both passes, shape (layers, 2)."""
+    """Seconds the host needs to launch forward and backward pass, shape (layers, 2)."""
     host_again_s: Array
-    """Of the backward pass, shape (layers, variants)."""
+    """Seconds the host needs to launch the backward pass, shape (layers, variants)."""
 
     @classmethod
     def of(
@@ -322,7 +322,7 @@ class LayerParts(NamedTuple):
         variants: Sequence[str],
         software: Software | None,
     ) -> LayerParts:
-        """Build the parts of alike layers whose passes have the costs of graphs `at` and after."""
+        """Build the parts of alike layers, whose graphs `at` are forward and `at + 1` backward."""
         passes = _Passes.of(layer, tuple(variants), software)
         seconds, spent, own_s = costs.time_s(at), costs.dynamic_j(at), costs.time_s(at + 1)
         own_j = _summed(costs.dynamic_j(at + 1))
@@ -341,7 +341,7 @@ class LayerParts(NamedTuple):
 
 
 class _Passes(NamedTuple):
-    """What the times of a layer's passes have on every chip."""
+    """The part of a layer's times that is the same on every chip."""
 
     again: tuple[Array, ...]
     """Operators of the forward pass that the backward pass recomputes, by variant."""
@@ -349,7 +349,7 @@ class _Passes(NamedTuple):
     """Operators of the backward pass that compute gradients of weights."""
     host_s: tuple[float, float]
     host_again_s: list[float]
-    """Of the backward pass, by variant."""
+    """Seconds the host needs to launch the backward pass, by variant."""
 
     @classmethod
     def of(cls, layer: Layer, variants: tuple[str, ...], software: Software | None) -> _Passes:
@@ -367,7 +367,7 @@ class _Passes(NamedTuple):
 
 
 _PASSES: LruCache[tuple[object, ...], tuple[Layer, Software | None, _Passes]] = LruCache(4096)
-"""Of the latest layers, by identity: every batch of chips asks for them again."""
+"""Latest `_Passes` by identity of the layer; every batch of chips looks them up again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -384,7 +384,7 @@ class FixedParts:
     host_s: Array
     """Seconds the host needs to launch forward and backward pass, shape (rows, 2, kinds)."""
     host_again_s: Array
-    """The same of the backward pass by variant, shape (rows, variants, kinds)."""
+    """Seconds the host needs to launch the backward pass, shape (rows, variants, kinds)."""
     wait_s: Array
     """Seconds that passes wait for the host in addition, shape (rows, 2, kinds)."""
     hbm_bytes_per_s: Array
@@ -392,7 +392,7 @@ class FixedParts:
     limit_w: Array
     step_s: Array
     launching_s: Array
-    """Seconds of the optimiser's products, and in which the host launches them."""
+    """Seconds of the optimiser's products (`step_s`), and in which the host launches these."""
 
     def at(self, rows: Any) -> FixedParts:
         """Select some rows."""
@@ -488,9 +488,9 @@ def _known_free_times(_cluster: Cluster) -> dict[StrategySizes, tuple[KindTimes,
 
 
 def layer_places(sizes: Iterable[StrategySizes]) -> dict[int, int]:
-    """Map the layers of strategies, by identity, to their forward passes among `operator_costs`.
+    """Map the layers of strategies, by identity, to forward graphs' numbers in `operator_costs`.
 
-    A backward pass follows its forward pass.
+    The backward graph of a layer has the next number.
     """
     places: dict[int, int] = {}
     for s in sizes:
@@ -523,7 +523,7 @@ def operator_costs(
     like
         For records: the chip whose tuning, launch latency and formats they share.
     energy
-        What events cost; by default the table of the chip's node.
+        Joules of events on the chip; by default the table of the chip's process node.
     """
     first, graphs, places = sizes[0], list[LayerGraph](), set[int]()
     for s in sizes:
@@ -616,9 +616,9 @@ def _offloaded(
 ) -> KindTimes:
     """Add the time of copies to the host and back by variant, one row per strategy.
 
-    The seconds that either pass waits for a copy count in the backward pass; where the times are
-    lower `bounds`, without those of the forward pass, which a longer one hides. Times with free
-    communication wait as long as those `priced` in full, so that parts are of communication alone.
+    The waits of both passes for copies are added to the backward pass. For lower `bounds`, waits of
+    the forward pass are left out: it may turn out longer and hide its copy. Times with free
+    communication get the waits of the times `priced` in full: the two differ in communication only.
     """
     copied = [s.offloaded_bytes for s in sizes]
     if not any(bytes_.any() for bytes_ in copied):
@@ -683,7 +683,7 @@ def _of_layers(
     proven: Array,
     hosted: bool = True,
 ) -> list[KindTimes]:
-    """Add up the times of strategies from the seconds of their layers, shape (graphs, chips)."""
+    """Build the times of strategies from the seconds of their layers' graphs, (graphs, chips)."""
     places, found = layer_places(sizes), dict[int, KindTimes]()
     alike: dict[tuple[str, ...], list[int]] = {}
     for number, s in enumerate(sizes):
@@ -704,7 +704,7 @@ def _of_layers(
 
 
 def _no_longer(times: KindTimes, before: KindTimes) -> KindTimes:
-    """Return the elementwise minimum: unproven schedules may get longer with faster operators."""
+    """Return the elementwise minimum, as faster operators may get longer unproven schedules."""
     names = ("forward_s", "plain_s", "backward_s")
     least = {n: np.minimum(getattr(times, n), getattr(before, n)) for n in names}
     return replace(times, **least, weight_grad_s=np.minimum(times.weight_grad_s, least["plain_s"]))
@@ -782,21 +782,21 @@ def _joined(
 ) -> KindTimes:
     """Concatenate the times of strategies, with the optimiser's rates; the latest are cached.
 
-    Times with free communication wait for copies as long as those `priced` in full.
+    Times with free communication get the waits for copies of those `priced` in full.
     """
     full = KindTimes.concatenated(priced) if priced else None
     return _streaming(sizes, KindTimes.concatenated(rows), cluster, optimizer, priced=full)
 
 
 def _spread(rows: Array, at: Sequence[int], count: int) -> Array:
-    """Return an array of `count` rows, zero but for those `at` some positions."""
+    """Return an array of `count` rows: `rows` at the positions `at`, zeros elsewhere."""
     spread: Array = np.zeros((count, *rows.shape[1:]), dtype=rows.dtype)
     spread[at] = rows
     return spread
 
 
 _ROOTS: LruCache[tuple[object, ...], tuple[Layer, list[float], list[bool]]] = LruCache(2**13)
-"""Bounds of both passes of the latest layers, by identity, and whether they are proven times."""
+"""Lower bounds of both passes of the latest layers, by identity; whether each is attained."""
 
 
 def _roots(
@@ -807,7 +807,7 @@ def _roots(
     Returns
     -------
     tuple
-        Seconds, and whether a schedule takes no longer, shape (graphs, 1).
+        Lower bounds in seconds, and whether a schedule attains them, shape (graphs, 1).
     """
     first, places = sizes[0], layer_places(sizes)
     layers = {id(layer): layer for s in sizes for layer in s.graph.layers}
@@ -834,8 +834,8 @@ def _roots(
 def least_work_s(sizes: tuple[StrategySizes, ...], cluster: Cluster, threads: int = 1) -> Array:
     """Bound the seconds of a micro-batch through all layers, both passes, from below by strategy.
 
-    They are those of the lower bounds in `LazyTimes`, without what only plans need. The latest are
-    cached.
+    The bounds are those of `LazyTimes`, but computed without the figures that only plans need. The
+    latest are cached.
     """
     found: dict[StrategySizes, float] = {}
     for some, costs, _ in priced(sizes, cluster, found, threads):
@@ -897,7 +897,7 @@ class LazyTimes:
         self.schedule(s for s in used if sizes[s] in timed)
 
     def schedule(self, strategies: Iterable[int]) -> bool:
-        """Schedule the layers of some strategies; return whether some were not before."""
+        """Schedule the layers of some strategies; return whether any was not scheduled before."""
         new = [s for s in sorted(set(strategies)) if not self.exact[s]]
         if not new:
             return False

@@ -42,7 +42,7 @@ class Goodput:
     mtbf_s: float
     """Mean seconds between failures of the whole cluster; infinite where nothing fails."""
     failures_per_day: float
-    """Of the whole cluster."""
+    """Failures of the whole cluster in one day."""
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain data; infinite values are None."""
@@ -166,9 +166,9 @@ class TrainingRun:
     """Time, devices, energy and cost of a token budget."""
 
     tokens: float
-    """The budget."""
+    """Tokens to train on."""
     steps: int
-    """Whole steps that reach it."""
+    """Steps until that many tokens are reached, rounded up."""
     step_s: float
     devices: int
     goodput: float
@@ -176,7 +176,7 @@ class TrainingRun:
     days: float
     """From beginning to end, failures included."""
     device_hours: float
-    """Of all devices, failures included."""
+    """Hours of the run times devices, failures included."""
     energy_j: float
     """Joules of the devices, times the overhead of the building; failures included."""
     device_usd: float

@@ -39,7 +39,7 @@ OVERLAPPING = ("dualpipe", "dualpipe-v")
 of experts in one overlap with the computation of the other (DeepSeek-V3, section 3.2.1)."""
 
 RANK_ORDERS = ("replicas-inside", "stages-inside")
-"""Which dimension has neighbouring ranks after the tensor- and context-parallel groups."""
+"""What ranks count first after tensor and context groups: replicas, or stages."""
 
 # ---- what a stage recomputes ----
 
@@ -53,17 +53,17 @@ RECOMPUTE = (
     "norms+activations+gated-product+up-projection+attention",
     "full",
 )
-"""What ``auto`` chooses from, least first."""
+"""Modes of recomputation that ``auto`` chooses from, least recomputation first."""
 OFFLOADING = (
     "offload",
     "norms+activations+gated-product+offload",
     "norms+activations+gated-product+up-projection+offload",
 )
-"""What it chooses from as well where activations may be kept in the host's memory."""
+"""Modes that ``auto`` also chooses from where activations may be kept in the host's memory."""
 
 
 def split_recompute(text: str) -> tuple[str, str, int]:
-    """Split ``more:count/rest``, or a mode for all blocks, into (rest, more, count)."""
+    """Split ``more:count/rest`` into (rest, more, count); for a single mode, the count is 0."""
     first, _, rest = text.partition("/")
     more, colon, count = first.partition(":")
     if not colon:
@@ -168,13 +168,13 @@ class TrainingStep(Record):
     sequence_parallel: bool = True
     """Whether tensor-parallel devices share the rows of norms and residuals."""
     expert_imbalance: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] | None = None
-    """Tokens of the busiest device of an expert group over their mean; by default as published runs
-    of such routers say, 1 where experts have a capacity."""
+    """Tokens of the busiest device of an expert group over their mean; by default that of
+    published runs with such a router, 1 where experts have a capacity."""
     expert_overlap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     """Share of the seconds of expert-parallel exchanges that other work hides."""
     overlap_experts: bool | None = None
-    """Whether these exchanges run while passes of another micro-batch compute, which hide them as
-    far as they last; by default under dualpipe and dualpipe-v."""
+    """Whether these exchanges run during passes of another micro-batch, which hide them for as long
+    as the passes last; by default only under dualpipe and dualpipe-v."""
     optimizer: str | None = None
     """The optimiser, whose state takes memory: adam, adam-bf16-grad, adam-fp32, sgd and others of
     `phaze_fast.memory.OPTIMIZERS`; by default that of the software."""
@@ -291,23 +291,23 @@ class Training(TrainingStep):
         Several(lambda kind: -1 if kind == "auto" else context_code(kind)),
     ] = ("auto",)
     """Kinds of context parallelism to try: keys and values gathered (``all-gather``), passed round
-    a ``ring``, rows exchanged for heads (``ulysses``), or these between N neighbours and a ring
+    a ``ring``, rows exchanged for heads (``ulysses``), or the last between N neighbours and a ring
     between the groups of N (``ulysses:N/ring``); auto: all that the model allows, mixed ones where
     a context group spans nodes and N of its devices do not."""
     ep: Counts | None = None
     """Expert-parallel widths to try; by default 1, and for mixtures of experts every divisor of
-    them."""
+    the number of experts."""
     etp: Counts | None = None
-    """Widths over the matrices of each expert to try, where ``etp * ep`` divides ``tp * cp * dp``;
-    by default powers of two up to the tensor-parallel width and that width, and where `ep` is fixed
-    to 1 that width alone."""
+    """Counts of devices that share each expert's matrices to try, where ``etp * ep`` divides
+    ``tp * cp * dp``; by default powers of two up to the tensor-parallel width and that width, and
+    where `ep` is fixed to 1 that width alone."""
     dispatcher: Annotated[
         tuple[Literal["auto", "all-to-all", "all-gather"], ...],
         Several(("auto", *DISPATCHERS).index),
     ] = ("auto",)
-    """How rows reach experts: each is sent to the devices of its experts (``all-to-all``), or these
-    gather all rows (``all-gather``); auto: both, the second while fewer other devices share the
-    experts than a row has."""
+    """How rows reach experts: each is sent to the devices of its experts (``all-to-all``), or the
+    devices with one copy of all experts gather all rows (``all-gather``); auto: both, the second
+    where `ep` is at most the number of experts per row."""
     zero: Annotated[tuple[Literal[0, 1, 2, 3], ...], Several()] = (0, 1, 2, 3)
     """What replicas share: optimiser state (1), gradients (2), weights (3)."""
     shard: Annotated[
@@ -315,14 +315,14 @@ class Training(TrainingStep):
         Several(_shard_order),
         BeforeValidator(_counts_in_words),
     ] = ("auto",)
-    """How many neighbouring replicas share what ZeRO shares, while such groups hold copies of it
-    (hybrid sharding): a count, ``all``, or ``node`` for as many as a node holds; auto: all, and
-    with ZeRO 2 and 3 those of a node too."""
+    """How many neighbouring replicas share what `zero` says; if fewer than all, each such group has
+    a copy (hybrid sharding): a count, ``all``, or ``node`` for as many as a node holds; auto: all,
+    and with ZeRO 2 and 3 those of a node too."""
     recompute: Annotated[tuple[str, ...], Several()] = ("auto",)
     """What a stage may compute again in the backward pass: ``none``, ``selective`` (attention
     scores), ``needed``, ``full``, or sets of operators joined by ``+`` (norms, activations,
     gated-product, up-projection, output-projection, alternate-products, attention). Of
-    several each stage has the fastest that fits; auto: of the eight that the answer lists."""
+    several each stage has the fastest that fits; auto: of the eight that `Plans.space` lists."""
     offload: Annotated[tuple[Literal["activations", "optimizer"], ...], Several(least=0)] = ()
     """What plans may keep in the host's memory, over a link of the chip's field `host`: activations
     of blocks, which then are a choice besides recomputation where `recompute` is auto; the
@@ -339,8 +339,8 @@ class Training(TrainingStep):
     vpp: Counts = (2, 4)
     """Chunks per stage to try where interleaved."""
     rank_order: Literal["auto", "replicas-inside", "stages-inside"] = "auto"
-    """Which dimension has neighbouring ranks; auto: replicas, and also stages where all stages of a
-    replica fit into a node, whichever is faster."""
+    """Whose ranks are adjacent: replicas of a stage or stages of a replica; auto: replicas, and
+    stages too where all stages of a replica fit into a node, whichever is faster."""
     tied: Annotated[tuple[tuple[int, int], ...], Several(least=0)] = ()
     """Pairs of positions in the model's layers that one stage must hold."""
     uncut: Annotated[tuple[int, ...], Several(least=0)] = ()
