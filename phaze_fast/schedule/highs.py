@@ -11,7 +11,7 @@ no better schedule is longer than 1; U = 1 + `_SLACK` is the horizon:
 (5) x_ij + x_ji >= y_i,  x_ij + x_ji >= y_j        where i (j) on all cores keeps j (i) from running
 (6) x_ij + x_ji >= z_ic + z_jc - 1                 where both need a type that may be full
 (7) sum over c of z_ic + y_i >= 1                  an operator on one core has one
-y, x, z binary. T <= U is the cutoff, the known bound the least T.
+y, x, z binary. T <= U is the cutoff, and T is at least the known bound.
 
 Results of HiGHS are used only within its tolerances:
 
