@@ -39,7 +39,7 @@ _OPS = {name: code for code, name in enumerate(_core.COLLECTIVE_OPS)}
 
 @dataclass(frozen=True)
 class CollectiveCost:
-    """Time of one collective, and of the algorithms it was chosen from."""
+    """Time of one collective by its fastest algorithm, and by all that can run."""
 
     op: str
     payload_bytes: float

@@ -56,7 +56,7 @@ class Streams(NamedTuple):
 
 @dataclass(frozen=True)
 class Machines:
-    """Chips in the form of the kernels; numbers have the same bytes and speed on all of them."""
+    """Chips as the kernels take them; operands have one size and one relative speed on all chips."""
 
     records: Array
     tuning_of: Array

@@ -64,7 +64,7 @@ class _Chain(NamedTuple):
 
 
 class _Graph:
-    """A graph with the sets and sizes that its chains are found by."""
+    """A graph, with the properties of its operators that determine its chains."""
 
     weight_share = 1.0
     """Share of weights' bytes that a group reads and holds: `_ON_CHIP` if weights stay on chip."""
@@ -137,7 +137,7 @@ class _Graph:
         return chains + self._repeated()
 
     def _repeated(self) -> list[_Chain]:
-        """Return chains of repeated element-wise operators and the weight gradient after them."""
+        """Return chains of element-wise operators that run again and the weight gradient after."""
         sources = {v: [u for u, w in self.edges if w == v] for _, v in self.edges}
         chains = []
         for v in np.flatnonzero(self.ops["kind"] == _WEIGHT_GRADIENT):

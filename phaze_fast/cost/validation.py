@@ -307,7 +307,7 @@ _KINDS: dict[str, tuple[frozenset[str], Callable[[CsvRow, Measurements], None]]]
         _serving_row,
     ),
 }
-"""Columns that name each kind of file, and how a row of it is read."""
+"""By kind of file: the columns by which it is recognised, and the function that reads a row."""
 
 
 def _kind_of(path: Path | str, header: Iterable[str]) -> str:
@@ -475,7 +475,7 @@ def validate(path: Path | str, chip: Accelerator) -> Validation:
 def _predicted(
     path: Path | str, measurements: Measurements, column: str, chip: Accelerator
 ) -> Array:
-    """Return one column's predicted times, in its unit."""
+    """Return one column's predicted times, in the unit of the column."""
     machine = machines(chip, dtype=measurements.dtype)
     ops, owner = measurements.queries(column)
     times = _core.op_times(ops, *machine.arguments, False, 1)

@@ -53,7 +53,7 @@ class _Roots:
     """Makespans of list schedules."""
     bound_s: Array
     proven: Array
-    """Where the list schedule meets its bound."""
+    """Where the makespan of the list schedule equals `bound_s`, up to rounding."""
 
     @classmethod
     def none(cls, graphs: int, chips: int) -> _Roots:

@@ -62,7 +62,7 @@ class Objective:
     joules: tuple[float, ...]
     """Value per joule of each model's step."""
     least_rates: tuple[Array, ...]
-    """The least of a group's rates over its capacities."""
+    """Least of `rates` over the capacities of each group, an array for each model."""
     static_w: Array
     """Static power of a device of each group, watts."""
     devices: tuple[Array, ...]

@@ -108,7 +108,7 @@ class _PairSearch:
         self.least = np.stack(search.least_values(slice(None)))
         """Lower bounds of values, shape (models, groups)."""
         self.exact = np.full(self.least.shape, np.inf)
-        """Exact values; infinite where they are not known or nothing fits."""
+        """Exact values; infinite where they are not known or no plan fits."""
         self.known = ~np.isfinite(self.least)
         """Where the exact value is known, or it is known that no plan fits."""
         count = len(weights)

@@ -238,12 +238,12 @@ class _Answer:
     """The result of HiGHS for the program; times are fractions of the horizon."""
 
     dual_bound: float
-    """Zero where it has none."""
+    """Lower bound of the makespan; zero where HiGHS has none."""
     objective: float
-    """Infinite where it has no solution."""
+    """Makespan of the solution; infinite where HiGHS has none."""
     values: list[float]
     sound: bool
-    """Whether the run ended at a proof or a limit, and its solution keeps the rows."""
+    """Whether the run ended at a proof or a limit, with a solution, if any, that keeps the rows."""
 
 
 def _run(program: _Program, end: int, time_limit_s: float) -> _Answer:

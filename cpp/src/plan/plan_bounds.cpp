@@ -118,7 +118,7 @@ class BlockCapacity {
     return std::floor(share(v, live_[v], in_flight, first, last));
   }
 
-  // The same for given live bytes, plus the fraction of the first block that does not fit whole.
+  // As blocks() for given live bytes, plus the fraction of the next block that still fits.
   double share(int v, double live, double in_flight, bool first, bool last) const noexcept {
     double left = left_;
     if (first) left -= first_ + in_flight * first_stash_[v];
@@ -288,8 +288,8 @@ struct WholeStages {
   }
 };
 
-// The same if a stage recomputes as many of its blocks as it must, and r is the time to save the
-// bytes of one block.
+// The most blocks if a stage recomputes as many of its blocks as it must, and r is the time to save
+// the bytes of one block.
 struct SomeBlocks {
   double r;
   double operator()(double load, double plain, double smallest) const noexcept {
@@ -381,7 +381,7 @@ class InterleavedStages {
     return sum >= blocks_;
   }
 
-  // A lower bound on the time in which they can; `low_s` is one that is known.
+  // A lower bound on the seconds in which the stages can; `low_s` is one that is known.
   double least_s(double low_s) const noexcept {
     if (through(low_s)) return low_s;
     double high_s = low_s * 1.125;

@@ -590,7 +590,7 @@ void PartitionSearch::search(PlacedPlan* best) {
 }
 
 // Lower bound with 1F1B on the work and waiting time of the stage i..j with `after` stages after
-// it: the trip through those is at least their work (see `prepend_stage`).
+// it: the trip through those stages is at least their work (see `prepend_stage`).
 double PartitionSearch::least_with(int i, int j, int after, double work) const noexcept {
   const auto m = static_cast<double>(on_.micro_batches);
   const double trip = on_.sums.work_s(j, on_.space->layers);
@@ -608,7 +608,7 @@ void PartitionSearch::extend(int i, int s, double before_s, std::size_t mine) {
     if (work > load_limit_s_) return;
     if (!on_.zero_bubble && least_with(i, j, s - 1, work) + before_s > limit_s_ * kLoose) {
       if (s - 1 >= on_.micro_batches || on_.micro_batches - (s - 1) >= 2)
-        return;  // it only grows with the stage
+        return;  // the bound only grows with the stage
       continue;
     }
     if (starts_[at(j)] == ends_[at(j)]) continue;
@@ -828,7 +828,7 @@ bool AssignmentSearch::choose_recompute(double limit_s, Partition* partition) {
   return true;
 }
 
-// Where the loads of a stage with the longer chunks of `extra_` are stored; none where they depend
+// Where the loads of a stage with the longer chunks of `extra_` are stored; null where they depend
 // on other stages, or chunks are many.
 AssignmentSearch::KnownLoad* AssignmentSearch::known_load(int stage) {
   constexpr int kMostChunks = 8;

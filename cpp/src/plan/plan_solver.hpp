@@ -187,8 +187,8 @@ class LayoutOnChip {
 
   // Peak bytes of a stage.
   double stage_bytes(const Partition& partition, int stage, StageRecompute recompute) const;
-  // Peak activations of a stage, in units of one micro-batch of all its chunks: the number in
-  // flight; more if chunks differ and the peak has more of the larger ones.
+  // Bytes of activations of a stage for each micro-batch in flight at its peak: those of all its
+  // chunks; more if chunks differ and the peak has more of the larger ones.
   double stash_bytes(const Partition& partition, int stage, StageRecompute recompute) const;
   // The same, given the bytes of each chunk and the micro-batches in flight.
   double stash_bytes(std::span<const double> by_chunk, int stage, double in_flight) const;

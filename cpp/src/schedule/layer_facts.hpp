@@ -171,7 +171,7 @@ class LayerFacts {
   int most_useful_ = 0;
   int weightings_ = 0;
   mutable std::int32_t best_weighting_ = 0;   // weighting whose bound prunes most states
-  mutable std::int32_t other_weighting_ = 0;  // weighting tried after it last time
+  mutable std::int32_t other_weighting_ = 0;  // weighting last tried after that one
   int path_weighting_ = -1;
   int path_size_ = 0;
   std::int32_t path_[kMostOps<Bits>];  // the longest path

@@ -101,7 +101,7 @@ class Search {
     double bound_s;
     double tail_s;
     std::int32_t op;      // an operator, kWait or kEnd
-    std::int32_t useful;  // position among its useful modes
+    std::int32_t useful;  // position among the operator's useful modes
     std::int32_t turn;    // position of the operator in start order
   };
 
