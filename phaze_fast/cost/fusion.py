@@ -109,8 +109,7 @@ def group_traffic(
 ) -> GroupTraffic:
     """Return the least off-chip bytes of a fused group for each size of the buffer.
 
-    The minimum is over all tile sizes, both loop orders, and the tiles that stay over the inner
-    loop.
+    The minimum is over all tile sizes, loop orders, and tiles that stay over the inner loop.
 
     Parameters
     ----------

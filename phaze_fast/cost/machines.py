@@ -56,7 +56,7 @@ class Streams(NamedTuple):
 
 @dataclass(frozen=True)
 class Machines:
-    """Chips as the kernels take them; operands have one size and one relative speed on all chips."""
+    """Chips as the kernels take them; operands have one size and relative speed on all chips."""
 
     records: Array
     tuning_of: Array

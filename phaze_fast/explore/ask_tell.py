@@ -116,10 +116,9 @@ class Explorer:
     def bounds_s(self) -> Array:
         """Lower bounds of every chip's score, shape (chips,), read-only.
 
-        The bound is the least, over strategies and layouts that may fit the chip's HBM, of a sum:
-        the rooflines of operators along each layer's longest path with layers spread evenly over
-        stages, the least fill and drain of the pipeline, and lower bounds of messages and gradient
-        reduction.
+        The bound is the least sum, over strategies and layouts that may fit the HBM, of rooflines
+        of operators along each layer's longest path with layers spread evenly over stages, the
+        least fill and drain of the pipeline, and lower bounds of messages and gradient reduction.
         """
         groups, logs = self._groups, np.zeros(self._groups.chip.shape)
         for problem, share in zip(self._exact.problems, self._shares, strict=True):

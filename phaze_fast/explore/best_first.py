@@ -3,8 +3,7 @@
 A candidate is a strategy on a chip group. Its lower bound rises in steps (`bounds.STEPS`), each
 costlier than the one before. In each wave the candidates with the lowest bounds are advanced by
 one step; a candidate is pruned once its bound exceeds the limit of the search, and finished once it
-is placed, that is, once its best plan is known. Waves do not depend on threads or workers, and
-neither does the outcome.
+is placed (its best plan is known). Waves and outcome do not depend on threads or workers.
 """
 
 from __future__ import annotations
@@ -478,8 +477,7 @@ class BestFirstSearch:
     ) -> None:
         """Advance candidates: bounds, then schedules, then plans.
 
-        Unless `all_at_once`, at most `_PLACED_AT_ONCE` candidates are placed, and only one of each
-        model and chip group is scheduled.
+        Unless `all_at_once`, few are placed, and one of each model and chip group is scheduled.
         With `one_step`, bounds advance by one step only.
         """
         level = self._levels(candidates)

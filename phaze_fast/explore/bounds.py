@@ -161,10 +161,9 @@ class PricedChips:
         layers themselves, if backward passes that hide gradient exchanges, and the optimiser's
         step, have the times of the list schedules.
 
-        Branch and bound then has only to prove that no schedule of a layer is shorter than a given
-        length, which takes few nodes. That length lies between the layer's root bound and its list
-        schedule, for all layers at one fraction of the way: the one at which the plan would exceed
-        its limit, if the plan grew in proportion to the bound of the step.
+        Branch and bound that has only to exclude schedules shorter than a given length visits few
+        nodes. The length for each layer is interpolated between its root bound and its list
+        schedule, by the fraction with which the plan exceeds its limit if it grows as the bound.
 
         Parameters
         ----------
@@ -173,8 +172,7 @@ class PricedChips:
         steps_s
             Computes lower bounds of steps from lower bounds of layers, on chips by position.
         plans_s
-            Computes lower bounds of plans, or of steps, from times and lower bounds of layers, on
-            chips by position.
+            Computes lower bounds of plans, or of steps, from times and bounds of layers, likewise.
         threads
             At most this many; the answer does not depend on it.
         """
@@ -220,8 +218,8 @@ class PricedChips:
 def _fractions(low_s: Array, high_s: Array, limits_s: Array) -> Array:
     """Return the fraction of the way from `low_s` to `high_s` at which steps exceed their limits.
 
-    It is zero where `high_s`, the step with list schedules, is within the limit: such a step cannot
-    be ruled out. It is not positive where `low_s` exceeds the limit already.
+    It is zero where `high_s`, the step with list schedules, is within the limit, so that the step
+    cannot be ruled out, and negative where `low_s` exceeds the limit.
     """
     fractions = np.zeros(len(limits_s))
     over = (limits_s < high_s) & np.isfinite(high_s)

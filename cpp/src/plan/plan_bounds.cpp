@@ -14,8 +14,7 @@
 
 namespace phaze {
 
-// Sums in another order differ in their last digits; with this factor, no stage that fits is ruled
-// out by that.
+// Sums in another order differ in their last digits; stages that fit must not seem too large.
 inline constexpr double kRoundedUp = 1.0 + 1e-9;
 
 // Bytes that a block counts at least: of blocks without bytes, any number then fits.
@@ -35,8 +34,7 @@ int PlanSpaceImpl::plain_variant(int strategy) const noexcept {
   return plain;
 }
 
-// The blocks with at least as many parameters as one kind, for which count times least parameters
-// is largest.
+// The blocks as large as some kind or larger, for which count times least parameters is largest.
 CountedBlocks PlanSpaceImpl::counted_blocks(int strategy) const {
   CountedBlocks best{0.0, blocks};
   double most = -1.0;

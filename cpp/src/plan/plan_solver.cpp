@@ -700,8 +700,7 @@ PlanStatus AssignmentSearch::check() const {
   return possible == PipelineStatus::kOk ? PlanStatus::kOk : PlanStatus::kBadSchedule;
 }
 
-// The cuts of chunks with `base` of the counted layers, one more if `extra_` is set. Returns
-// whether all these cuts are allowed.
+// Cuts off chunks of `base` counted layers, one more if `extra_` is set; false if not allowed.
 bool AssignmentSearch::cut(bool count_first, int base, Partition* partition) const {
   const std::size_t count = extra_.size();
   partition->cuts.assign(count + 1, 0);

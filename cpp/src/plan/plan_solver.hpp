@@ -26,7 +26,7 @@ namespace phaze {
 // depend on the chip, so they are computed once for all chips.
 struct FeasibleRecompute {
   std::vector<std::int32_t> whole;  // all blocks in one variant
-  // The fewest blocks in a variant with which a whole stage fits, the others in one that does not.
+  // Fewest blocks in a variant with which a whole stage fits, the others in one that does not.
   std::vector<std::int32_t> fewest;
   // As many blocks as possible in a variant that does not fit, the others in one that does.
   std::vector<std::int32_t> filling;
@@ -161,15 +161,13 @@ class LayoutOnChip {
   int chain_of(int stage, int chunk) const noexcept {
     return places_[at(stage) * at(layout->record.vpp) + at(chunk)];
   }
-  // The stage that has chunk `place` of the model; with passes in both directions, of the direction
-  // that the stages' chunk number `chunk` belongs to.
+  // The stage that has chunk `place` of the model, in the direction of a stage's chunk `chunk`.
   int stage_of(int place, int chunk = 0) const noexcept {
     if (bidirectional(record())) return chunk == 0 ? place : stages - 1 - place;
     const bool folded = schedule() != PipelineSchedule::kInterleaved && place >= stages;
     return folded ? 2 * stages - 1 - place : place % stages;
   }
-  // Seconds of the messages that the forward (enters) and the backward pass (leaves) of a chunk of
-  // a stage wait for, if the chunk has layers i..j.
+  // Seconds of messages before the forward (enters) or backward pass (leaves) of layers i..j.
   double enters_s(int stage, int chunk, int i, int j) const noexcept {
     return space->enters(i, j) * enter_each_[at(stage) * at(record().vpp) + at(chunk)];
   }
@@ -469,8 +467,7 @@ class AssignmentSearch {
   void run(double below_s, std::int64_t work, PlacedPlan* best);
 
  private:
-  // Seconds of a stage's passes of one micro-batch: of its first chunk, and of all its chunks;
-  // infinite if the stage does not fit.
+  // Seconds of both passes of a stage: its first chunk, all chunks; infinite if it does not fit.
   struct StageLoad {
     double first_s;
     double load_s;

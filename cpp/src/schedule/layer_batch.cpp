@@ -402,8 +402,7 @@ Status canonical_bytes(const LayerBatch& batch, std::size_t layer, std::vector<s
   const LayerProblem& p = form->problem;
   append(&p.size, 1);
   append(p.capacity, kResources);
-  for (int i = 0; i < p.size;
-       ++i) {  // one word each in layers of up to 64 operators, as in stored keys
+  for (int i = 0; i < p.size; ++i) {  // up to 64 operators have one word each, as in stored keys
     const std::uint64_t halves[] = {low_bits(p.before[i]), high_bits(p.before[i])};
     append(halves, p.size > 64 ? 2 : 1);
   }

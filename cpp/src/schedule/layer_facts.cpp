@@ -158,9 +158,8 @@ int LayerFacts<Bits>::width(Bits set) const noexcept {
 
 template <typename Bits>
 void LayerFacts<Bits>::add_weightings() noexcept {
-  // If at most q operators use a core type at once, each is charged 1/q of that type. On a chip
-  // with many cores, 1/q is more than the share of one core; it is valid if modes use one core or
-  // all.
+  // If at most q operators use a core type at once, each is charged 1/q of that type, which is more
+  // than one core's share on a chip with many; this is valid if modes use one core or all.
   int most[kResources][kMostOps<Bits>];
   for (int r = 0; r < kResources; ++r) {
     if (!used_[r]) continue;
@@ -649,7 +648,7 @@ void LayerFacts<Bits>::find_waste() noexcept {
 // in that gap. In a gap with an operator off the longest path, the path advances by a run of
 // consecutive operators that are independent of that operator, the first possibly started before
 // the gap. The rest of the gap, minus network work that runs in it, is wasted. Returns the least
-// waste over all runs within path_[from..to) and all gaps of at least `length_s` seconds.
+// waste over runs within path_[from..to) and gaps of at least `length_s` seconds.
 template <typename Bits>
 double LayerFacts<Bits>::least_waste(int from, int to, double length_s,
                                      double network_s) const noexcept {
@@ -679,9 +678,8 @@ double LayerFacts<Bits>::least_waste(int from, int to, double length_s,
   return std::max(0.0, least);
 }
 
-// Sorts the operators of the longest path by gain. The gain of an operator is the progress of the
-// path per second in which it runs in a gap: its rate, minus the share of the tensor cores that
-// operators off the path cannot use meanwhile.
+// Sorts the operators of the longest path by gain, the progress of the path per second in a gap:
+// their rate, minus the share of the tensor cores that operators off the path cannot use meanwhile.
 template <typename Bits>
 void LayerFacts<Bits>::find_gains() noexcept {
   for (int at = 0; at < path_size_; ++at) {

@@ -13,9 +13,8 @@ namespace {
 enum class ModeChoice {
   kFastest,
   kNarrowest,
-  kShared,  // the narrowest if some running operator ends no earlier than it would; else the
-            // fastest if as many runs of it as operators are ready take less than one of the
-            // narrowest; else the narrowest
+  kShared,  // the fastest if its time x the number of ready operators is below the time of the
+            // narrowest, and no running operator lasts as long as that; else the narrowest
 };
 
 template <typename Bits>
