@@ -178,9 +178,9 @@ class Costs(Brief):
     def with_overlapped(self, groups: Sequence[str]) -> Costs:
         """Return the costs if collectives of some groups run while another micro-batch computes.
 
-        A forward pass runs at the same time as a backward pass of the same layer, and the
-        computation of both hides the collectives of both, except on the cores that run the
-        collectives. Graphs must alternate: forward, backward.
+        A forward pass runs at the same time as a backward pass of the same layer. The computation
+        of both hides the collectives of both while it lasts, except for the share of cores that
+        run the collectives. Graphs must alternate: forward, backward.
         """
         return replace(self, _overlapped=tuple(groups))
 

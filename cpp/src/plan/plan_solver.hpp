@@ -346,7 +346,7 @@ class PartitionSearch {
 // have one more. Where all blocks are equal, the passes of a stage depend on its own chunks alone.
 // So the groups of chunks that share a device choose one after another which of their chunks are
 // longer; such a choice is a pattern. A chain of passes bounds every step from below, and a dynamic
-// program over groups and longer chunks gives its least sum over the groups that are still open.
+// program over groups and longer chunks gives the chain's least sum over the groups still open.
 //
 // Invariant: a pattern is dropped only if no assignment with it is below the limit of that moment,
 // and limits only fall.
@@ -381,7 +381,7 @@ class AssignmentTree {
     double sync_s, step_s, own_s;
   };
   struct Pattern {
-    std::int32_t mask;  // of longer chunks
+    std::int32_t mask;  // bit c: whether the group's chunk c is longer
     int extras;
     std::vector<Seconds> passes;  // by stage of the group and chunk
     std::vector<StageTail> tails;

@@ -678,8 +678,8 @@ double LayerFacts<Bits>::least_waste(int from, int to, double length_s,
   return std::max(0.0, least);
 }
 
-// Sorts the operators of the longest path by gain, the progress of the path per second in a gap:
-// their rate, minus the share of the tensor cores that operators off the path cannot use meanwhile.
+// Sorts the operators of the longest path by gain for each second in which they run in a gap: their
+// rate, minus the share of the tensor cores that operators off the path cannot use meanwhile.
 template <typename Bits>
 void LayerFacts<Bits>::find_gains() noexcept {
   for (int at = 0; at < path_size_; ++at) {
