@@ -39,7 +39,7 @@ _OPS = {name: code for code, name in enumerate(_core.COLLECTIVE_OPS)}
 
 @dataclass(frozen=True)
 class CollectiveCost:
-    """Time of one collective, and of the algorithms it was chosen from."""
+    """Time of one collective by its fastest algorithm, and by all that can run."""
 
     op: str
     payload_bytes: float
@@ -54,7 +54,7 @@ class CollectiveCost:
     alternatives: dict[str, float]
     """Seconds of every algorithm that can run here, fastest first."""
     outer_ranks: int = 1
-    """Runs of `ranks` ranks in the group."""
+    """Number of runs of `ranks` ranks that make up the group."""
     outer_stride: int = 0
     """Ranks between the first ranks of neighbouring runs."""
 
@@ -135,7 +135,7 @@ def collective(
     Returns
     -------
     CollectiveCost
-        With every algorithm that could have run.
+        The cost, with the times of every algorithm that could have run.
 
     Raises
     ------
@@ -361,10 +361,10 @@ class RankGroups(NamedTuple):
     stride: tuple[int, ...]
     """Ranks between neighbours of each group."""
     visits: tuple[int, ...]
-    """How many ranks of each group a row visits, where it is sent once to each node; 0 where a row
-    is sent as often as its payload says."""
+    """How many ranks of each group a row of tokens visits, where a row is sent once to each node; 0
+    where it is sent as often as its payload says."""
     limited: tuple[int, int] = (1, 1)
-    """Groups of experts, and how many of these a row's experts are from (node-limited routing)."""
+    """Groups of experts, and from how many of them a row's experts are (node-limited routing)."""
 
     @property
     def devices(self) -> int:
@@ -376,7 +376,7 @@ class RankGroups(NamedTuple):
 
     @property
     def widths(self) -> str:
-        """Widths as text for messages."""
+        """Widths of parallelism as text, for messages."""
         named = zip(GROUPS, self.ranks, strict=True)
         shown = {"tensor": "tp", "context": "cp", "expert": "ep"}
         return ", ".join(f"{shown[name]} {n}" for name, n in named if name in shown)
@@ -415,7 +415,7 @@ def _refuse_too_few_devices(groups: RankGroups, fabric: AnyFabric | Cluster) -> 
 def _sent_share(groups: RankGroups, group: int, fabric: AnyFabric | Cluster) -> float:
     """Return the share of an expert exchange that is sent if each row goes once to each node.
 
-    Units that a row is sent to are nodes, or devices if the group lies in one node.
+    A row is sent to nodes, or to devices if the whole group lies in one node.
     """
     k = groups.visits[group]
     wired = fabric.fabric if isinstance(fabric, Cluster) else fabric
@@ -431,11 +431,11 @@ def _sent_share(groups: RankGroups, group: int, fabric: AnyFabric | Cluster) -> 
 
 @lru_cache(maxsize=4096)
 def _units_met(units: int, visits: int, groups: int, chosen: int) -> float:
-    """Return on how many units the experts of a row are, on average.
+    """Return the average number of units (nodes or devices) with experts of a row, `visits` in all.
 
-    Units, and groups of experts, are equal runs of experts. A row chooses `chosen` of the groups,
-    all sets of these being equally likely, and then each of its experts in these alike. Without
-    groups that is n(1 - (1 - 1/n)^k) of n units for k experts.
+    Units and groups both divide the experts into equal runs. A row chooses `chosen` of the groups,
+    all sets being equally likely, and then each expert uniformly from these groups. Without groups,
+    k experts are on n(1 - (1 - 1/n)^k) of n units.
     """
     if chosen >= groups:
         return float(units * (1.0 - (1.0 - 1.0 / units) ** visits))
@@ -446,7 +446,7 @@ def _units_met(units: int, visits: int, groups: int, chosen: int) -> float:
         parts = [  # of each group in this unit
             min(Fraction(g + 1), end) - max(Fraction(g), begin) for g in touched
         ]
-        cut = [part for part in parts if part < 1]  # two at most
+        cut = [part for part in parts if part < 1]  # groups that lie on several units, two at most
         for own in itertools.chain.from_iterable(
             itertools.combinations(cut, count) for count in range(len(cut) + 1)
         ):

@@ -39,7 +39,7 @@ def _rings(names: tuple[str, ...]) -> tuple[int, ...]:
 
 
 class CostTable(NamedTuple):
-    """Costs of distinct operators on distinct chips."""
+    """Costs of distinct operators, a column each, on distinct chips, a row each."""
 
     time_s: Array
     one_core_s: Array
@@ -52,12 +52,12 @@ class CostTable(NamedTuple):
 
 
 class _Places(NamedTuple):
-    """Where the operators of graphs are that are alike; arrays have shape (graphs, operators)."""
+    """Positions of the operators of `Costs.alike` graphs; arrays have shape (graphs, operators)."""
 
     ops: Array
-    """Among all operators of all graphs."""
+    """Positions among all operators of all graphs."""
     tabled: list[tuple[int, Array, Array]]
-    """By table: its operators, and their columns there."""
+    """Position of each table, the operators of a graph that it has, and their columns in it."""
 
 
 def _column(graphs: Sequence[OpGraph], name: str) -> Array:
@@ -84,19 +84,19 @@ class Costs(Brief):
     _limit_w: Array
     _ends: tuple[int, ...]
     _network_s: Array
-    """Of all operators of all graphs."""
+    """Seconds of collectives, of all operators of all graphs; zero of others."""
     _places: dict[tuple[int, ...], _Places] = field(default_factory=dict)
 
     _contention: float = 0.0
     _overlapped: tuple[str, ...] = ()
-    _shared_experts: bool = False
     """Groups whose collectives run while other passes of the same layer compute."""
+    _shared_experts: bool = False
 
     @cached_property
     def alike(self) -> list[Array]:
-        """The graphs by position, those together that have the same operators on one chip.
+        """Positions of the graphs, in arrays of graphs that differ in the sizes of operators alone.
 
-        These differ in sizes alone. On several chips, each graph is alone.
+        With several chips, each graph has an array of its own.
         """
         if self.chips != 1:
             return [np.array([at]) for at in range(len(self.graphs))]
@@ -164,7 +164,7 @@ class Costs(Brief):
     def without(self, groups: Sequence[str], share: float = 1.0) -> Costs:
         """Return the costs with collectives of some groups (`phaze_fast.opgraph.GROUPS`) free.
 
-        A `share` below 1 removes only that part of their seconds.
+        A `share` below 1 removes only that part of the collectives' seconds.
         """
         codes = [GROUPS.index(name) for name in groups]
         free = np.isin(_column(self.graphs, "group"), codes)
@@ -172,15 +172,15 @@ class Costs(Brief):
         return replace(self, _network_s=network_s)
 
     def with_contention(self, contention: float) -> Costs:
-        """Return the costs if a collective delays the work it overlaps by a share of its time."""
+        """Return the costs if collectives delay the work they overlap by a share of their time."""
         return replace(self, _contention=contention)
 
     def with_overlapped(self, groups: Sequence[str]) -> Costs:
         """Return the costs if collectives of some groups run while another micro-batch computes.
 
-        A forward pass meets a backward pass of the same layer, so that the computation of both
-        hides the collectives of both, as far as it lasts, less the cores that run these. Graphs
-        alternate: forward, backward.
+        A forward pass runs at the same time as a backward pass of the same layer. The computation
+        of both hides the collectives of both while it lasts, except for the share of cores that
+        run the collectives. Graphs must alternate: forward, backward.
         """
         return replace(self, _overlapped=tuple(groups))
 
@@ -193,7 +193,7 @@ class Costs(Brief):
         return replace(self, _shared_experts=True)
 
     def _beside_shared_s(self, graphs: tuple[int, ...], chip: int | None) -> Array:
-        """Seconds of collectives without what shared experts hide."""
+        """Seconds of collectives, less the part that shared experts hide."""
         network, names = self._network_of(graphs), self.graphs[graphs[0]].names
         shared = [k for k, name in enumerate(names) if name.removeprefix("d-").startswith("shared")]
         exchanges = {name.removeprefix("d-"): k for k, name in enumerate(names)}
@@ -205,7 +205,7 @@ class Costs(Brief):
         first = [k for k in shared if k not in last and names[k] != "shared-sum"]
         for name, beside in (("dispatch", first), ("combine", last)):
             at, hiding_s = exchanges[name], compute_s[:, beside]
-            if len(graphs) > 1:  # a row's sum is that of its graph alone
+            if len(graphs) > 1:  # sums as for one graph alone, to the last bit
                 hiding_s = np.ascontiguousarray(hiding_s)
             own_s = seconds[:, at]
             left_s = own_s - hiding_s.sum(axis=1)
@@ -213,7 +213,7 @@ class Costs(Brief):
         return seconds
 
     def _overlap_exposed_s(self, graphs: tuple[int, ...], chip: int | None) -> Array:
-        """Seconds of collectives without what the passes of another micro-batch hide."""
+        """Seconds of collectives, less the part that passes of another micro-batch hide."""
         network, codes = self._network_of(graphs), [GROUPS.index(name) for name in self._overlapped]
         exchange_s, compute_s = np.zeros(len(graphs)), np.zeros(1)
         for passes in (tuple(at & ~1 for at in graphs), tuple(at | 1 for at in graphs)):
@@ -259,11 +259,11 @@ class Costs(Brief):
         return self._with_network("time_s", graph, chip)
 
     def one_core_s(self, graph: int | Array = 0, chip: int | None = None) -> Array:
-        """Seconds on one core of each type, shape as `time_s` has it."""
+        """Seconds on one core of each type, shape as of `time_s`."""
         return self._with_network("one_core_s", graph, chip)
 
     def bound_s(self, graph: int | Array = 0, chip: int | None = None) -> Array:
-        """Lower bounds of `time_s`, shape as `time_s` has it."""
+        """Lower bounds of `time_s`, of the same shape."""
         return self._with_network("bound_s", graph, chip)
 
     @property
@@ -277,7 +277,7 @@ class Costs(Brief):
         return self._limit_w
 
     def dynamic_j(self, graph: int | Array = 0, chip: int | None = None) -> Array:
-        """Dynamic energy on the chip, joules, shape as `time_s` has it."""
+        """Dynamic energy on the chip, joules, shape as of `time_s`."""
         return self._look_up("dynamic_j", self._checked(graph, chip), chip)
 
     def energy_j(self, graph: int = 0, chip: int | None = None) -> Array:
@@ -366,7 +366,7 @@ def _distinct_chips(batch: Machines, unseen: tuple[str, ...]) -> tuple[Machines,
 
 
 def _bounded(ops: Array, batch: Machines, threads: int) -> tuple[Array, ...]:
-    """Return lower bounds in place of times, and no energy; they are too quick to cache."""
+    """Return lower bounds in place of times, and no energy; not cached, as they are quick."""
     bounds: Array = _core.op_bounds(ops, *batch.arguments, False, threads)
     bounds = bounds.reshape(len(batch), len(ops))
     return bounds, bounds, bounds, np.zeros_like(bounds)
@@ -377,7 +377,7 @@ def _quickest(
 ) -> tuple[Array, ...]:
     """Price operators, products and attention on the kind of tensor cores that is quickest.
 
-    On one core, operators take the first kind, of which a layer's schedule counts the cores.
+    Times on one core are those of the first kind, whose cores a layer's schedule counts.
     """
     first, other = price(batch), batch.other
     if other is None:
@@ -473,11 +473,11 @@ class _Kept(NamedTuple):
     """Shares of HBM bytes that stay on chip, for operators and levels of memory."""
 
     levels: Array
-    """Size of the buffer, and HBM bandwidth over that of stacked DRAM (0: none); rising."""
+    """Rows of buffer bytes and HBM bandwidth over that of stacked DRAM (0 without it); rising."""
     shares: Array
     """Distinct rows of `_SHARES`, shape (rows, kinds, levels)."""
     row_of: Array
-    """Row of each operator."""
+    """Row of `shares` of each operator."""
 
     @classmethod
     def of(cls, graphs: Sequence[OpGraph], batch: Machines) -> _Kept:
@@ -495,9 +495,9 @@ class _Kept(NamedTuple):
 
 
 _SHARES = ("priced", "compulsory", "hbm", "stacked_bytes", "less_hbm_bytes")
-"""Shares that are not moved: of the bytes that are priced, of compulsory bytes, and of the bytes
-priced that are not moved from HBM; bytes of stacked DRAM; and bytes that HBM is charged with in
-place of time in stacked DRAM. The first two differ from the third with stacked DRAM alone."""
+"""Kinds of shares. The shares of an operator's priced bytes, and of its compulsory bytes, that are
+not charged; of its priced bytes, that are not moved from HBM; its bytes of stacked DRAM; and the
+bytes charged to HBM only for the time in stacked DRAM. Without such DRAM the last two are zero."""
 
 
 def _shares(graph: OpGraph, levels: Array, batch: Machines) -> Array:
@@ -522,7 +522,7 @@ def _shares(graph: OpGraph, levels: Array, batch: Machines) -> Array:
 
 
 def _levels(batch: Machines) -> Array:
-    """Return the bytes available to tiles on each chip, and the speed of its HBM (`_Kept`)."""
+    """Return the bytes available to tiles on each chip, and its HBM's speed (`_Kept.levels`)."""
     ratio = np.zeros(len(batch))
     if batch.stacked is not None:
         ratio = batch.records["hbm_bytes_per_s"] / batch.stacked.bandwidth_bytes_per_s
@@ -531,7 +531,7 @@ def _levels(batch: Machines) -> Array:
 
 
 def _distinct_levels(batch: Machines) -> Array:
-    """Return the levels that occur, rising; ten times as fast where there is no stacked DRAM."""
+    """Return the distinct levels, rising; without stacked DRAM sizes suffice, ten times as fast."""
     levels = _levels(batch)
     if batch.stacked is not None:
         return np.unique(levels, axis=0)
@@ -542,7 +542,7 @@ def _distinct_levels(batch: Machines) -> Array:
 def _most_spared(forms: Sequence[Sequence[OpGraph]], batch: Machines) -> Array:
     """Return the largest share of compulsory bytes that any form of each operator spares.
 
-    The operators are those of the first form; the others have them too, and more.
+    The operators are those of the first form; the other forms have these operators and others.
     """
     levels = _distinct_levels(batch)
     spared = []
@@ -582,7 +582,7 @@ def _prices(
 def _priced_by_size(
     shapes: Array, batch: Machines, chip_of: Array, threads: int, rough: bool, kept: _Kept
 ) -> tuple[Array, ...]:
-    """Price operators whose share of bytes depends on the buffer; `kept_share` is their row."""
+    """Price operators whose share of bytes depends on the buffer; `kept_share` holds their row."""
     tables = tuple(np.empty((len(batch), len(shapes))) for _ in range(4))
     levels, rows = _levels(batch), shapes["kept_share"].astype(np.intp)
     for c, level in enumerate(kept.levels):
@@ -657,7 +657,7 @@ def estimate_costs(
         Accelerators or names of them, or an array of records such as `ArchitectureSpace.chips`.
     fabric
         Interconnect of the collectives, if a graph has any. A tensor group is neighbours, a
-        context group lies `tp` ranks apart; expert groups are devices of a stage in this order.
+        context group lies `tp` ranks apart; expert groups take devices of a stage in this order.
     dtype
         Number format of the operands, except for operators with a format of their own.
     tuning
@@ -766,9 +766,9 @@ class _IdealWork(NamedTuple):
         like: Accelerator,
         forms: Sequence[LayerGraph] | None = None,
     ) -> _IdealWork:
-        """Take the operators of a graph, with the least HBM bytes of any of its forms.
+        """Take the operators of a graph, with the least HBM bytes of any of its forms of fusion.
 
-        Without forms, with the largest share that it keeps on chip for any size of the buffer.
+        Without forms, each operator keeps its largest share on chip over all sizes of the buffer.
         """
         parts = _flat([graph])
         batch = machines(records, like=like).sparse  # at least as fast in every operator
@@ -812,7 +812,7 @@ def roofline_work_s(
     hidden
         Share of the seconds of collectives that overlap other work, by group of devices.
     forms
-        The same layers under other forms of fusion: the bound holds for all of them.
+        The same layers under other forms of fusion; the bound then holds for all forms.
 
     Examples
     --------
@@ -882,7 +882,7 @@ def roofline_work_j(
         joules: Array = _core.energy_bounds(ops, *batch.arguments, batch.prices, count, workers)
         return joules, batch.static_w
     least = np.zeros(len(batch))
-    for k in range(len(ops)):  # each on the kind of tensor cores that takes least
+    for k in range(len(ops)):  # each operator on the kind of tensor cores that takes least energy
         one = slice(k, k + 1)
         least += np.minimum(
             *(

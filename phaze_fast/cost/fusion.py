@@ -30,8 +30,8 @@ class BufferRules:
     element_bytes, sum_bytes
         Bytes of an operand or result, and of a partial sum.
     strip_depth, strip_copies
-        Elements of a row that stream through the buffer at a time, and how many such strips are
-        there at once: 2 with double buffering.
+        Elements of a row that stream through the buffer at a time (a strip), and how many strips
+        the buffer has at once: 2 with double buffering.
     sum_transfers
         How often a partial sum that leaves the chip is moved: written and read, or 1 where adders
         in the memory take it.
@@ -54,8 +54,8 @@ class BufferRules:
 class FusedGroup:
     """Products fused through an array H of rows x hidden that stays on chip.
 
-    X (rows x inner) times A gives H, H times B gives Y (rows x outer). Without `inner`, H is read;
-    without `outer`, it is the result; both are then part of `moved_bytes`.
+    X (rows x inner) times A gives H, H times B gives Y (rows x outer). If `inner` is 0, H is read;
+    if `outer` is 0, H is the result; the bytes of H are then part of `moved_bytes`.
     """
 
     rows: int
@@ -65,15 +65,15 @@ class FusedGroup:
     count: int = 1
     """Independent groups of this shape, such as heads."""
     row_step: int = 1
-    """Token tiles are multiples of it, such as the length of a sequence."""
+    """Rows of a tile are a multiple of this, such as the length of a sequence."""
     hidden_step: int = 1
-    """Tiles of columns are multiples of it, such as the width of a head."""
+    """Columns of a tile are a multiple of this, such as the width of a head."""
     first: float = 1.0
     """Columns of A per column of H: 2 where gated."""
     second: float = 1.0
     """Rows of B per column of H."""
     held: float = 1.0
-    """Arrays like a tile of H that are on chip at the same time."""
+    """Number of arrays as large as a tile of H that are on chip at once."""
     inputs: float = 1.0
     """Times that X is fetched and held; 1 unless products do not share it."""
     moved_bytes: float = 0.0
@@ -88,7 +88,7 @@ class GroupTraffic(NamedTuple):
     row_passes: Array
     column_passes: Array
     kept: tuple[tuple[str, ...], ...]
-    """What stays over the inner loop: input, output, first, second."""
+    """Names of the tiles that stay on chip over the inner loop: input, output, first, second."""
 
 
 _FIELDS = {"moved_bytes": "moved"}
@@ -109,12 +109,12 @@ def group_traffic(
 ) -> GroupTraffic:
     """Return the least off-chip bytes of a fused group for each size of the buffer.
 
-    The minimum is over all tile sizes, both orders of the loops, and what stays over the inner one.
+    The minimum is over all tile sizes, loop orders, and tiles that stay over the inner loop.
 
     Parameters
     ----------
     group
-        Its products.
+        The products of the group.
     capacity_bytes
         Sizes of the buffer.
     rules
@@ -179,7 +179,7 @@ class Cuts(NamedTuple):
     groups: tuple[tuple[int, int], ...]
     """First and one past the last operator of each group."""
     bound_bytes: float
-    """No cuts move less; equal to `hbm_bytes`."""
+    """Lower bound over all cuts; equal to `hbm_bytes`."""
 
     @property
     def gap(self) -> float:

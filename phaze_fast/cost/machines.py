@@ -56,7 +56,7 @@ class Streams(NamedTuple):
 
 @dataclass(frozen=True)
 class Machines:
-    """Chips in the form of the kernels; numbers have the same bytes and speed on all of them."""
+    """Chips as the kernels take them; operands have one size and relative speed on all chips."""
 
     records: Array
     tuning_of: Array
@@ -65,7 +65,7 @@ class Machines:
     energy: Array
     """What each chip spends on events, one energy table per chip."""
     other_energy: Array
-    """The same on its tensor cores of another shape, where it has some."""
+    """Energy tables of each chip's tensor cores of another shape, where it has some."""
     idle_w: dict[str, Array]
     """Watts of each chip that computes nothing: leakage, clock, HBM background."""
     limit_w: Array
@@ -73,7 +73,7 @@ class Machines:
     stacked: StackedDram | None = None
     """DRAM between buffer and HBM, the same on all chips."""
     stacked_byte_j: float = 0.0
-    """What a byte of it costs."""
+    """Joules of a byte read from or written to stacked DRAM."""
     products_done: float = 1.0
     """Share of the multiplications of forward products with weights that is done: less than 1 where
     the cores skip zeros."""
@@ -108,7 +108,7 @@ class Machines:
 
     @property
     def sparse(self) -> Machines:
-        """The same for forward products with weights, of which cores that skip zeros do a part."""
+        """The chips for forward products with weights, whose zeros the cores may skip."""
         if self.products_done == 1.0:
             return self
         spent, other = self.energy.copy(), self.other_energy.copy()
@@ -126,10 +126,10 @@ class Machines:
 
     @property
     def ideal(self) -> Machines:
-        """Chips whose operators are bounded by those on either kind of tensor cores.
+        """Chips that bound the operators of these from below, on either kind of tensor cores.
 
-        They have the kind with more multipliers, with ports that are as wide together as those of
-        either kind, and as wide each as those of the first.
+        Each has the kind with more multipliers. Its ports are at least as wide in total as those of
+        either kind, and each at least as wide as those of the first kind.
         """
         if self.other is None:
             return self
@@ -278,7 +278,7 @@ def machines(
 
 
 def _one_of(name: str, values: Sequence[T]) -> T | None:
-    """Return what chips have in common, or none for no chips."""
+    """Return the value that all chips share, or None for no chips."""
     if len(set(values)) > 1:
         raise InvalidInputError(f"chips: {name} differs among them; ask for them one by one")
     return values[0] if values else None
@@ -332,10 +332,10 @@ def energy_table_for(chip: Accelerator | None) -> EnergyTable:
 def _spending(
     records: Array, like: Accelerator | None, energy: EnergyTable | None, built: bool = False
 ) -> tuple[Array, Array, dict[str, Array], Array]:
-    """Energy tables, idle power and power limit of chips like another.
+    """Energy tables, idle power and power limit of chips that share the formats of `like`.
 
-    The tables are one for each kind of tensor cores, the power by what takes it. The area of a chip
-    that is built is its die's, where that is published.
+    There is a table for each kind of tensor cores, and idle power by cause. If the chips are
+    `built`, `like` is the chip itself, and its published die area and rated power are used.
     """
     table = energy_table_for(like) if energy is None else energy
     area_mm2 = die_areas_mm2(records, None if like is None else like.process_nm)
@@ -350,7 +350,7 @@ def _spending(
 def _spending_of(
     chips: Sequence[Accelerator], records: Array, energy: EnergyTable | None
 ) -> tuple[Array, Array, dict[str, Array], Array]:
-    """Return the same of chips that are built, each with its node, die area and rated power."""
+    """Return what `_spending` does for built chips, each with its own node, area and power."""
     parts = [_spending(records[:0], None, energy)]
     parts += [_spending(records[i : i + 1], chip, energy, True) for i, chip in enumerate(chips)]
     tables, others, idle, limits = zip(*parts, strict=True)

@@ -95,7 +95,7 @@ def vector_ops(function: str, rows: Sequence[int], cols: Sequence[int]) -> Array
         One of `VECTOR_FUNCTIONS`, such as ``gelu`` or ``layernorm-backward``; for ``adamw`` rows
         are parameters and there is one column.
     rows, cols
-        Size of each.
+        Rows and columns of each operator.
 
     Examples
     --------
@@ -159,13 +159,13 @@ class OperatorCost:
     time_s: float
     """Seconds of the best mapping."""
     one_core_s: float
-    """The same on one core, seconds."""
+    """Seconds of the best mapping on one core."""
     bound_s: float
     """Lower bound of the seconds of all mappings."""
     limit: str
     """The bottleneck: compute, port, buffer, hbm, power, vector or launch."""
     compute_s: float
-    """Seconds of the arrays alone; likewise for each resource below."""
+    """Seconds that the systolic arrays alone take; likewise for each resource below."""
     port_s: float
     buffer_s: float
     hbm_s: float
@@ -281,7 +281,7 @@ def operator_costs(
     dtype
         Number format of the operands.
     energy
-        Prices of events; by default the 7 nm table.
+        Joules of events; by default the table of the chip's node.
 
     Raises
     ------
@@ -375,7 +375,7 @@ def array_cycles(
     m, k, n
         Rows, inner dimension and columns of the product.
     rows, cols
-        Of the array.
+        Rows and columns of the array.
     dataflow
         ``os``, ``ws`` or ``is``: outputs, weights or inputs stay in the array.
     overlapped

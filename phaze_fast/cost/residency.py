@@ -2,10 +2,10 @@
 
 In a layer's graph, products feed one another: up and down projection, projections before and after
 attention, and the same in the backward pass. Such a chain is three segments: products, what lies
-between them, products. The cuts between segments are chosen for each size of the buffer; what the
-backward pass or an operator outside the group reads is written once. Products alone take the best
-of all tile sizes. The bytes of a group are shared among its operators in proportion to those they
-would move alone, so no operator is slower than without fusion.
+between them, products. The cuts between segments are chosen for each size of the buffer; arrays
+that the backward pass or an operator outside the group reads are written once. Products that are
+not fused take the best of all tile sizes. The bytes of a group are divided among its operators in
+proportion to those they would move alone, so no operator is slower than without fusion.
 
 What the backward pass repeats (`phaze_fast.opgraph.rewrites`) is part of its groups: products that
 make an array again are in the first segment, element-wise operators lie before the gradient of
@@ -43,20 +43,20 @@ _MULTIPLY = FUNCTIONS.index("multiply")
 _SEGMENTS = 3
 _ROUNDING = 1e-12
 _ON_CHIP = 2.0**-60
-"""Share of the bytes of weights that stay on chip: none, but the kernels take positive factors."""
+"""Share of weights' bytes that is moved if they stay on chip: 0, but kernels want it positive."""
 
 
 class _Chain(NamedTuple):
     """Operators that pass tiles on: products, what lies between, and products that read it."""
 
     first: tuple[int, ...]
-    """None where the array between is read, not computed."""
+    """Products that compute the array between; empty where this array is read."""
     middle: tuple[int, ...]
     last: tuple[int, ...]
 
     @property
     def groups(self) -> list[tuple[int, int]]:
-        """Segments that can be fused: the first, and one past the last."""
+        """Ranges of segments that can be fused: the first, and one past the last."""
         pairs = [(0, _SEGMENTS)] if self.first else []
         if self.middle:
             pairs += [(0, 2), (1, _SEGMENTS)] if self.first else [(1, _SEGMENTS)]
@@ -64,10 +64,10 @@ class _Chain(NamedTuple):
 
 
 class _Graph:
-    """A graph with the sets and sizes that its chains are found by."""
+    """A graph, with the properties of its operators that determine its chains."""
 
     weight_share = 1.0
-    """Share of the weights' bytes that is read and held for a group: `_ON_CHIP` where they stay."""
+    """Share of weights' bytes that a group reads and holds: `_ON_CHIP` if weights stay on chip."""
 
     def __init__(self, graph: OpGraph, precision: Streams) -> None:
         self.precision = precision
@@ -137,7 +137,7 @@ class _Graph:
         return chains + self._repeated()
 
     def _repeated(self) -> list[_Chain]:
-        """Return chains of repeated element-wise operators and the weight gradient after them."""
+        """Return chains of element-wise operators that run again and the weight gradient after."""
         sources = {v: [u for u, w in self.edges if w == v] for _, v in self.edges}
         chains = []
         for v in np.flatnonzero(self.ops["kind"] == _WEIGHT_GRADIENT):
@@ -205,7 +205,7 @@ class _Graph:
         )
 
     def _moved(self, i: int, chain: _Chain, members: set[int]) -> float:
-        """Bytes that an operator of a group moves once: no tiled operands, no arrays inside."""
+        """Bytes that an operator of a group moves once: no tiled operands, no arrays inside it."""
         read, written = (float(self.ops[f][i]) for f in ("read_bytes", "write_bytes"))
         sources = [u for u, v in self.edges if v == i and u in members]
         readers = [v for u, v in self.edges if u == i]
@@ -230,7 +230,7 @@ class _Graph:
         return read - len(sources) * self.size(i, "m", "n") + moved
 
     def with_weights_on_chip(self, capacities: Array) -> Array:
-        """Bytes of operators alone where `capacities` are left beside the weights of the device."""
+        """Bytes of operators alone if weights stay on chip and leave `capacities` for tiles."""
         shape = (len(capacities), len(self.ops))
         alone: Array = _core.op_hbm_bytes(self.ops, capacities, self.precision, True).copy()
         alone = alone.reshape(shape)
@@ -273,15 +273,15 @@ class LayerTraffic(NamedTuple):
     """HBM bytes of the operators of a pass by size of the buffer, shape (capacities, operators)."""
 
     priced: Array
-    """As operators alone are priced; zero of those without bytes."""
+    """Bytes as the cost of single operators counts them; zero for operators without bytes."""
     moved: Array
-    """With what stays on chip, and products alone over all tile sizes."""
+    """Bytes if arrays may stay on chip, and products that are not fused take any tile size."""
     compulsory: Array
-    """As priced with a buffer that holds everything, shape (operators,)."""
+    """`priced` with a buffer that holds everything, shape (operators,)."""
 
     @property
     def kept_shares(self) -> Array:
-        """Share of the priced bytes that is not moved; negative where weights hold the buffer."""
+        """Share of the priced bytes that is not moved; negative where weights fill the buffer."""
         shares: Array = 1.0 - self.moved / np.where(self.priced > 0.0, self.priced, 1.0)
         return np.where((self.priced > 0.0) & (np.abs(shares) > _ROUNDING), shares, 0.0)
 

@@ -47,7 +47,7 @@ class Measurements:
     unit_s: float = 1e-6
     """Seconds of one unit of the columns that are times."""
     other_s: list[float] = field(default_factory=list)
-    """Seconds of each row besides its operators', where a source is known to include overhead."""
+    """Seconds to add to each row's operators, where the source is known to include overhead."""
     unsupported: dict[str, int] = field(default_factory=dict)
     """Reasons for skipped rows, and how many each."""
 
@@ -61,7 +61,7 @@ class Measurements:
         self.owner.setdefault(column, []).extend([len(self.labels) - 1] * len(ops))
 
     def queries(self, column: str) -> tuple[Array, Array]:
-        """Operators of a column and the row each belongs to."""
+        """Return the operators of a column, and the row that each belongs to."""
         return np.concatenate(self.ops[column]), np.array(self.owner[column], dtype=np.intp)
 
 
@@ -307,7 +307,7 @@ _KINDS: dict[str, tuple[frozenset[str], Callable[[CsvRow, Measurements], None]]]
         _serving_row,
     ),
 }
-"""Columns that name each kind of file, and how a row of it is read."""
+"""By kind of file: the columns by which it is recognised, and the function that reads a row."""
 
 
 def _kind_of(path: Path | str, header: Iterable[str]) -> str:
@@ -380,7 +380,7 @@ class ColumnError(ErrorSizes):
     """Errors of predictions of operators, and the errors after scaling by one common factor."""
 
     scale: float
-    """Median of measured over predicted: the factor by which the whole source differs."""
+    """Median of measured over predicted: one factor common to all rows."""
     scaled_mean_abs_err: float
     """Mean error once all predictions are multiplied by `scale`."""
 
@@ -475,7 +475,7 @@ def validate(path: Path | str, chip: Accelerator) -> Validation:
 def _predicted(
     path: Path | str, measurements: Measurements, column: str, chip: Accelerator
 ) -> Array:
-    """Return one column's predicted times, in its unit."""
+    """Return one column's predicted times, in the unit of the column."""
     machine = machines(chip, dtype=measurements.dtype)
     ops, owner = measurements.queries(column)
     times = _core.op_times(ops, *machine.arguments, False, 1)

@@ -36,7 +36,7 @@ class Point:
     values: dict[str, float]
     """Values of all axes by name, such as ``tensor_core.width``."""
     bound_s: float
-    """Lower bound of its score by this package's cost model; infinite: no plan fits."""
+    """Lower bound of the chip's score by this package's cost model; infinite: no plan fits."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Told:
 
     point: Point
     score: float
-    """Seconds of a step, for several models their weighted geometric mean; infinite: none fits."""
+    """Seconds of a step, for several models the weighted geometric mean; infinite: no plan fits."""
     area_mm2: float
     winner: Winner | None = None
-    """Its plans, where it was evaluated here and something fits."""
+    """The plans on the chip; None where the score was reported, or where no plan fits."""
 
 
 class Explorer:
@@ -57,15 +57,15 @@ class Explorer:
     Parameters
     ----------
     models
-        One, or several that share the cluster and the training step.
+        One model, or several that share the cluster and the training step.
     space
         Chips to choose from.
     cluster
         Devices and fabric; its chip, if any, is ignored.
     training
-        The step, and what plans may look like.
+        The training step, and the options that its plans may use.
     weights
-        Of the models in the geometric mean; by default equal.
+        Weights of the models in the geometric mean; by default equal.
     threads
         At most this many for an evaluation, by default all cores; results do not depend on it.
 
@@ -116,9 +116,9 @@ class Explorer:
     def bounds_s(self) -> Array:
         """Lower bounds of every chip's score, shape (chips,), read-only.
 
-        The bound adds the rooflines of operators along each layer's longest path with layers spread
-        evenly over stages, the least fill and drain of the pipeline, and lower bounds of messages
-        and gradient reduction. It is the minimum over strategies and layouts that may fit the HBM.
+        The bound is the least sum, over strategies and layouts that may fit the HBM, of rooflines
+        of operators along each layer's longest path with layers spread evenly over stages, the
+        least fill and drain of the pipeline, and lower bounds of messages and gradient reduction.
         """
         groups, logs = self._groups, np.zeros(self._groups.chip.shape)
         for problem, share in zip(self._exact.problems, self._shares, strict=True):
@@ -143,7 +143,7 @@ class Explorer:
         Raises
         ------
         InvalidInputError
-            Where there is none.
+            Where the space has no such position.
         """
         if isinstance(index, bool) or not isinstance(index, int | np.integer):
             raise InvalidTypeError(
@@ -283,7 +283,7 @@ class Explorer:
 
     @property
     def told(self) -> list[Told]:
-        """All recorded points, in order."""
+        """All points with a score, in the order in which the scores were recorded."""
         return list(self._told.values())
 
     @property
@@ -300,6 +300,6 @@ class Explorer:
 
     @property
     def done(self) -> bool:
-        """Whether no other point can be faster, if all recorded scores are those of this model."""
+        """Whether no other point can be faster, given that all scores are of this cost model."""
         left, best = self._open(), self.best
         return not len(left) or (best is not None and float(self.bounds_s[left[0]]) >= best.score)

@@ -3,7 +3,7 @@
 A candidate is a strategy on a chip group. Its lower bound rises in steps (`bounds.STEPS`), each
 costlier than the one before. In each wave the candidates with the lowest bounds are advanced by
 one step; a candidate is pruned once its bound exceeds the limit of the search, and finished once it
-is placed. Waves do not depend on threads or workers, and neither does the outcome.
+is placed (its best plan is known). Waves and outcome do not depend on threads or workers.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from phaze_fast.tables import Array, non_dominated
 _WAVE, _LARGE_WAVE = 4096, 2**15
 _PLACED_AT_ONCE = 256
 _MORE_NODES = 2_000_000
-"""Node limit of schedules whose proof is the last that an optimal answer needs."""
+"""Node limit for proving layer schedules, where an optimal answer needs no other proof."""
 _SEEDS = (512, 128, 32, 4)
-"""How many candidates take each step before the first wave, to have an incumbent."""
+"""How many candidates take each step after the roofline before the first wave, for an incumbent."""
 _SEED_ROUNDS = 4
 _FRONT_ROUNDS = 8
 
@@ -134,15 +134,15 @@ class BestFirstSearch:
     Parameters
     ----------
     problems
-        One for each model.
+        Search problems, one for each model.
     groups
-        Chips to choose from.
+        Chip groups to choose from.
     weights
-        Of the models; by default equal.
+        Weights of the models; by default equal.
     top
         How many of the best chip groups to find.
     objectives
-        Objectives of a front to find as well; none where empty.
+        Objectives of a Pareto front to find as well; no front where empty.
     threads, workers
         Threads and executor to use; the outcome does not depend on them.
     cache
@@ -194,7 +194,7 @@ class BestFirstSearch:
         self.chosen: list[dict[tuple[int, int], Answer]] = [{} for _ in self.problems]
         """The best plan of each model by group and capacity."""
         self.points: dict[tuple[int, ...], Answer] = {}
-        """Plans of points that are or were on the front."""
+        """The plan of each point that is or was on the front."""
         # A capacity has no score if some model has no plan that fits.
         fits = [problem.strategy_fits.any(axis=0) for problem in self.problems]
         self._hopeless: Array = ~np.logical_and.reduce(fits)
@@ -246,7 +246,7 @@ class BestFirstSearch:
     def _limits(self, groups: Array) -> Array:
         """Return the largest score of interest of each group, for a search without a front.
 
-        A group that has a score is of interest only with one that is no worse.
+        For a group that already has a score, only scores that are no worse are of interest.
         """
         known: Array = self.scores.scores[groups].min(axis=1)
         return np.minimum(self.best.limit, known)
@@ -256,7 +256,7 @@ class BestFirstSearch:
         self.best.note(group, float(self.scores.scores[group].min()))
 
     def _below(self, groups: Array, energy: Array) -> Array:
-        """Largest scores of interest, shape (groups, capacities); minus infinity: no score is."""
+        """Largest scores of interest, shape (groups, capacities); minus infinity: none is."""
         below = np.repeat(self._limits(groups)[:, None], self.exists.shape[1], axis=1)
         if self.every:
             below = np.where(self._hopeless, -np.inf, self.scores.scores[groups])
@@ -293,7 +293,7 @@ class BestFirstSearch:
     # ---- plans ----
 
     def _place(self, i: int, s: int, groups: Array) -> None:
-        """Place scheduled candidates of model `i`."""
+        """Find and record the best plans of scheduled candidates of model `i`."""
         for answer in self.tables[i].place(s, groups, self._below_s(i, s, groups)):
             self._take(i, answer)
         self.placed += len(groups)
@@ -328,8 +328,8 @@ class BestFirstSearch:
     def _seed(self, budgeted: bool) -> None:
         """Place the most promising candidates of each model, to have an incumbent.
 
-        Without a budget, this is repeated until `top` chip groups are placed: only then is there a
-        limit, and without one a wave would list all candidates of the space.
+        Without a budget, this is repeated until `top` chip groups are placed, at most
+        `_SEED_ROUNDS` times: before that no score limits a wave, which would list all candidates.
         """
         for _ in range(1 if budgeted else _SEED_ROUNDS):
             for i in range(len(self.tables)):
@@ -458,9 +458,9 @@ class BestFirstSearch:
     def _bound_further(
         self, i: int, s: int, groups: Array, level: int, one_step: bool, threads: int
     ) -> None:
-        """Bound candidates of model `i`, those that stay open up to the last step before schedules.
+        """Bound candidates of model `i` by step `level` and, while they stay open, by later ones.
 
-        Operators are priced once for all these steps. With `one_step`, only `level` is done.
+        Operators are priced once for all these bounds. With `one_step`, only `level` is done.
         """
         table, size = self.tables[i], len(groups) if one_step else KEPT_PRICES
         for begin in range(0, len(groups), size):
@@ -477,7 +477,7 @@ class BestFirstSearch:
     ) -> None:
         """Advance candidates: bounds, then schedules, then plans.
 
-        Unless `all_at_once`, only a few are placed, and one candidate of each group is scheduled.
+        Unless `all_at_once`, few are placed, and one of each model and chip group is scheduled.
         With `one_step`, bounds advance by one step only.
         """
         level = self._levels(candidates)
@@ -521,7 +521,7 @@ class BestFirstSearch:
     def _prove(self) -> None:
         """Raise the bounds of unproven candidates that might be better than the winners.
 
-        The schedules themselves are not replaced, so that they equal those of `plan`.
+        The schedules themselves are not replaced, so that they equal those of `phaze_fast.plan`.
         """
         if self.objectives or self.objective.has_energy:
             return
@@ -611,7 +611,7 @@ class BestFirstSearch:
         return [self._winner(p[0], p[1], score, answers) for score, p, answers in points]
 
     def counts(self) -> dict[str, int]:
-        """Count the points by the step at which they were placed or pruned.
+        """Count the points (strategies on chips) by the step at which they were placed or pruned.
 
         ``rules``: the strategy breaks a rule; ``memory``: no layout fits; ``placed``: the best plan
         was found; ``open``: a budget left them neither placed nor pruned.
@@ -658,13 +658,13 @@ class BestFirstSearch:
 
 # ---- bounded searches: exact scores of chip groups up to a limit, and lower bounds above it ----
 
-# Searches within given limits, of which proofs over intervals and pairs of chips run many.
+# Proofs over intervals of constants and over pairs of chips run many of these searches.
 
 
 class _BoundedSearch(BestFirstSearch):
     """A search with given limits that may start from known lower bounds.
 
-    A bound that was computed with more favourable constants is valid here too.
+    Known bounds may come from a search with more favourable constants, such as faster links.
     """
 
     known: Sequence[Array] | None = None
@@ -679,7 +679,7 @@ class _BoundedSearch(BestFirstSearch):
             table.level[:] = 1
 
     def _prove(self) -> None:
-        """Do nothing: the search returns the bounds of unproven schedules."""
+        """Do nothing: callers take the lower bounds, which hold without these proofs."""
 
     def candidate_bounds(self) -> list[Array]:
         """Lower bounds of every candidate of each model."""
@@ -691,7 +691,7 @@ class _BoundedSearch(BestFirstSearch):
 
 
 class LimitedSearch(_BoundedSearch):
-    """The best score of each group that is at most the limit of the group."""
+    """Finds the best score of each chip group, where it is at most the limit of that group."""
 
     def __init__(
         self,
@@ -721,14 +721,14 @@ class LimitedSearch(_BoundedSearch):
         """Start without an incumbent: the limits are given."""
 
     def exact(self) -> tuple[Array, Array]:
-        """Best score of each group, infinite where above its limit, and lower bounds of all."""
+        """Return the best score of each group, infinite where above its limit, and lower bounds."""
         self.run()
         scores = self.scores.scores.min(axis=1)
         return np.where(scores <= self._most, scores, np.inf), self.lower_bounds()
 
 
 class LeastProductSearch(_BoundedSearch):
-    """The least product of a group's factor and its score, where it is below a limit.
+    """Finds the least product of a score and a given factor of each chip group, below a limit.
 
     Only products smaller than the incumbent by the fraction `slack` are searched for, so that near
     ties need no proof.

@@ -34,7 +34,7 @@ STEPS = ("roofline", "mapped", "schedule_bound", "scheduled", "placed")
 """Steps of evaluating a candidate, each with a tighter bound than the one before."""
 
 _UNITS_OF_TYPE = ((0, 2), (1, 2))
-"""Operator units that occupy tensor cores, and vector cores: that type alone, or both."""
+"""Codes of the operator units that use tensor cores, and vector cores: one type alone, or both."""
 _ROUNDED_DOWN = 1.0 - 1e-12
 _BEYOND_LIMIT = 1.03
 """How far beyond a limit lower bounds of layers are raised, so that rounding does not matter."""
@@ -53,7 +53,7 @@ class _Roots:
     """Makespans of list schedules."""
     bound_s: Array
     proven: Array
-    """Where the list schedule meets its bound."""
+    """Where the makespan of the list schedule equals `bound_s`, up to rounding."""
 
     @classmethod
     def none(cls, graphs: int, chips: int) -> _Roots:
@@ -72,7 +72,7 @@ class PricedChips:
     _roots: _Roots = field(repr=False)
     """Shared by all selections of the chips that were priced together."""
     _rows: Array = field(repr=False)
-    """Positions of these chips among those."""
+    """Positions of these chips among all that were priced together."""
 
     @classmethod
     def of(
@@ -94,9 +94,9 @@ class PricedChips:
         records
             The chips.
         like
-            The chip whose tuning and formats they share.
+            The chip whose tuning and formats all of them share.
         cluster
-            The fabric of collectives.
+            The devices, and the fabric on which collectives are priced.
         optimizer
             The optimiser, for the bytes of its state.
         threads
@@ -157,21 +157,22 @@ class PricedChips:
     ) -> tuple[KindTimes, Array]:
         """Bound the layers and the step from below, to prove that the step exceeds its limit.
 
-        A plan of layers as short as their bounds takes no longer than one of the layers, if what
-        hides exchanges of gradients is as long as their list schedules.
+        The best plan of layers as short as their lower bounds takes no longer than that of the
+        layers themselves, if backward passes that hide gradient exchanges, and the optimiser's
+        step, have the times of the list schedules.
 
-        Branch and bound that looks only for schedules shorter than a given length visits few nodes.
-        The length for each layer is interpolated between its root bound and its list schedule, by
-        one fraction: that with which the plan exceeds its limit, if it grows as the step's bound.
+        Branch and bound that has only to exclude schedules shorter than a given length visits few
+        nodes. The length for each layer is interpolated between its root bound and its list
+        schedule, by the fraction with which the plan exceeds its limit if it grows as the bound.
 
         Parameters
         ----------
         limits_s
             Seconds of a step for each chip.
         steps_s
-            Computes lower bounds of a step from those of the layers, on chips by position.
+            Computes lower bounds of steps from lower bounds of layers, on chips by position.
         plans_s
-            Computes lower bounds of plans, or of steps, from times of layers and bounds of those.
+            Computes lower bounds of plans, or of steps, from times and bounds of layers, likewise.
         threads
             At most this many; the answer does not depend on it.
         """
@@ -215,9 +216,10 @@ class PricedChips:
 
 
 def _fractions(low_s: Array, high_s: Array, limits_s: Array) -> Array:
-    """Return how far from `low_s` to `high_s` steps exceed their limits; zero where they do not.
+    """Return the fraction of the way from `low_s` to `high_s` at which steps exceed their limits.
 
-    Those within the limit with the list schedules of their layers cannot be ruled out.
+    It is zero where `high_s`, the step with list schedules, is within the limit, so that the step
+    cannot be ruled out, and negative where `low_s` exceeds the limit.
     """
     fractions = np.zeros(len(limits_s))
     over = (limits_s < high_s) & np.isfinite(high_s)
@@ -239,7 +241,7 @@ def _longest_path(graph: OpGraph, seconds: Array) -> Array:
 
 @lru_cache(maxsize=1024)
 def _most_at_once(indptr: bytes, indices: bytes) -> Array:
-    """Most operators that can run at a time at which each operator does, by Dilworth's theorem."""
+    """Most operators that can run at once where each operator does, itself included (Dilworth)."""
     begins, ends = np.frombuffer(indptr, np.int32), np.frombuffer(indices, np.int32).tolist()
     after: list[set[int]] = [set() for _ in begins[1:]]
     for i in reversed(range(len(after))):
@@ -248,7 +250,7 @@ def _most_at_once(indptr: bytes, indices: bytes) -> Array:
     most = []
     for i in range(len(after)):
         others = {j for j in range(len(after)) if j not in after[i] and i not in after[j]}
-        before: dict[int, int] = {}  # of two operators in a chain, the earlier one by the later
+        before: dict[int, int] = {}  # by operator, the one before it in its chain
         chained = sum(_chain(j, after, others, before, set()) for j in others)
         most.append(len(others) - chained)
     return np.array(most, dtype=float)
@@ -257,7 +259,7 @@ def _most_at_once(indptr: bytes, indices: bytes) -> Array:
 def _chain(
     i: int, after: list[set[int]], others: set[int], before: dict[int, int], tried: set[int]
 ) -> bool:
-    """Put an operator before another in a chain, where need be before others of theirs."""
+    """Put an operator before a later one in a chain, moving others if needed; whether it worked."""
     for j in after[i] & others - tried:
         tried.add(j)
         if j not in before or _chain(before[j], after, others, before, tried):
@@ -267,10 +269,10 @@ def _chain(
 
 
 def _least_makespan(graph: OpGraph, costs: Costs, at: int) -> Array:
-    """Lower bounds of a layer's makespan: its longest path, and its work, in all and by type.
+    """Lower bounds of a layer's makespan: its longest path; its work in all, and by core type.
 
-    Nothing runs beside an operator on all cores, and of k that run at once each gets a k-th of the
-    time (the rates of docs/schedule.md).
+    An operator on all cores runs alone and counts in full; on one core, where at most k operators
+    run at once, it counts a k-th of its time (the rates of docs/schedule.md).
     """
     one_s, all_s = costs.one_core_s(at), costs.time_s(at)
     least = _longest_path(graph, np.minimum(one_s, all_s))

@@ -33,7 +33,7 @@ _CHIPS_OF_A_TASK: dict[Callable[..., Any], int] = {
 KEPT_PRICES = 2048
 """Most chip groups of a strategy whose priced operators stay in memory for the next step."""
 _ROOFLINES = 2**16
-"""Chips bounded by rooflines at once; their arrays take as much memory as the chips do."""
+"""Most chips bounded by rooflines at once, to limit the memory of temporary arrays."""
 
 
 # ---- the plan cache ----
@@ -43,16 +43,16 @@ class CachedPlans(NamedTuple):
     """The best plans of a strategy on chips with certain layer times."""
 
     limits_s: Array
-    """Longest step that was looked for, for each HBM capacity."""
+    """Longest step that a plan was searched for, in seconds, for each HBM capacity."""
     plans: list[Placed]
     """The best plan with each capacity."""
 
 
 class PlanCache:
-    """Best plans by the content of their problem.
+    """Best plans by a hash of the problem, the strategy and the times of its layers.
 
-    With a journal every plan is on disk before the search goes on, so that a search which was
-    killed has all its plans when it is run again.
+    With a journal, every plan is on disk before the search goes on, so that a killed search finds
+    all its plans when it is run again.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ class Answer(NamedTuple):
     times: KindTimes
     """Times of the layers, on several chips."""
     row: int
-    """Which of those chips."""
+    """Row of the group's chip in `times`."""
 
 
 def _run_tasks(
@@ -176,7 +176,7 @@ class CandidateTable:
         self.largest = np.ascontiguousarray(last, dtype=np.int64)
         """Position of the largest HBM capacity of each group."""
         self._priced: dict[int, tuple[Array, PricedChips]] = {}
-        """The groups of each strategy that were priced last, where they are few."""
+        """By strategy: the groups that were priced last, and their prices, where they are few."""
         self._last_work: tuple[int, Array, Array] = (0, last[:0], last[:0])
         """The strategy and groups that rooflines bounded last, and the bounds of their work."""
         self._timed: dict[tuple[int, int], tuple[KindTimes, KindTimes, int]] = {}
@@ -214,7 +214,7 @@ class CandidateTable:
         self.level[s, groups] = level
 
     def _raise_by(self, s: int, groups: Array, least: KindTimes, level: int, threads: int) -> None:
-        """Bound the step with each group's largest HBM from bounds of the layers."""
+        """Raise the bounds of steps, with each group's largest HBM, from lower bounds of layers."""
         evaluator, k = self.problem.of(s)
         bounds = evaluator.bounds(k, least, self.largest[groups], threads)
         self._raise(s, groups, bounds, level)
@@ -306,7 +306,7 @@ class CandidateTable:
     ) -> None:
         """Schedule candidates, except those proven to take longer than their limit.
 
-        Their steps are bounded by the best plans of layers as short as their bounds if `planned`.
+        If `planned`, the proof may use the best plans of layers as short as their lower bounds.
         """
         threads = threads or self._threads
         limits_s = np.full(len(groups), np.inf) if limits_s is None else limits_s

@@ -98,7 +98,7 @@ class Variant:
         return training.replace(precision=load_precision("fp8")) if self.fp8 else training
 
     def like(self, like: Accelerator) -> Accelerator:
-        """Return a chip with the matrix rates of these chips."""
+        """Return `like` with the matrix rates of these chips."""
         if not self.fp8:
             return like
         rates = {**like.tensor_core.rates, "fp8": FP8_RATE}
@@ -108,7 +108,7 @@ class Variant:
 def _variants(chips: Array, base: Accelerator, formats: bool) -> tuple[tuple[Variant, ...], Array]:
     """List the variants of chip records, and the variant of each chip.
 
-    With `formats`, chips that have FP8 compute in it.
+    With `formats`, chips that support FP8 compute in FP8.
     """
     share = np.ones(len(chips))
     if base.links is not None:
@@ -149,13 +149,13 @@ class ChipGroups:
     of_chip: Array
     """Group and capacity of each chip that was given, shape (chips, 2)."""
     like: Accelerator
-    """The chip whose tuning, launch latency and formats they all share."""
+    """The chip whose tuning, launch latency and formats all chips share."""
     variants: tuple[Variant, ...] = ()
     """Links and formats that occur, where those are axes; empty where all chips share theirs."""
     variant: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Position in `variants` of each group."""
     network_share: float = 1.0
-    """Share of the bandwidth of the interconnect that is reached."""
+    """Share of the interconnect's nominal bandwidth that collectives reach."""
     prices: Prices = field(default_factory=Prices)
     """Prices of wafers and HBM."""
     package: PackageModel | None = None
@@ -210,7 +210,7 @@ class ChipGroups:
         Raises
         ------
         InfeasibleError
-            Where no chip passes its limits.
+            Where no chip passes the limits of the space.
         """
         if not len(space):
             raise InfeasibleError(space.why_empty())

@@ -62,7 +62,7 @@ class Objective:
     joules: tuple[float, ...]
     """Value per joule of each model's step."""
     least_rates: tuple[Array, ...]
-    """The least of a group's rates over its capacities."""
+    """Least of `rates` over the capacities of each group, an array for each model."""
     static_w: Array
     """Static power of a device of each group, watts."""
     devices: tuple[Array, ...]
@@ -99,7 +99,7 @@ class Objective:
         times = table.least[some, groups]
         if self.is_time:
             return times
-        ruled_out = np.isinf(times)  # whose values are infinite, though time may not count
+        ruled_out = np.isinf(times)  # their values are infinite even if the rate is zero
         times = np.where(ruled_out, 0.0, times)
         values = self.least_rates[i][groups] * times
         if self.joules[i]:
@@ -208,7 +208,7 @@ def checked_objectives(names: Sequence[str]) -> tuple[str, ...]:
 
 
 _FIRST_BLOCK, _COMPARISONS = 8, 2**19
-"""Points of a front compared at once with others: at first, and comparisons of a block at most."""
+"""Points of a front in the first block that is compared, and most comparisons of any block."""
 
 
 @dataclass
@@ -219,7 +219,7 @@ class Front:
     values: Array
     """One row per point, in the order of `objectives` with time first."""
     points: list[tuple[int, ...]]
-    """Chip group, capacity and strategy of each point; of several models without the strategy."""
+    """Chip group, capacity and strategy of each point; for several models without the strategy."""
 
     @classmethod
     def empty(cls, objectives: tuple[str, ...]) -> Front:

@@ -39,7 +39,7 @@ _BLOCK = 1024
 """Chip groups whose candidates are priced at once."""
 _FIRST_BLOCK = 64
 _ROUNDS = (1, 1, 1, 2**30)
-"""How many candidates of a chip group go in each round, at most."""
+"""Most candidates of a chip group and model that are scheduled and placed in each round."""
 _PIECE = 128
 """Chip groups of a strategy that one of several threads schedules and places at once."""
 _LEADING = 3
@@ -165,11 +165,11 @@ class ExactEvaluator:
     Parameters
     ----------
     problems
-        One for each model.
+        Search problems, one for each model.
     groups
         The chips.
     weights
-        Of the models in the geometric mean of their times; by default equal.
+        Weights of the models in the geometric mean of their times; by default equal.
     threads
         At most this many; the scores do not depend on it.
     """
@@ -221,7 +221,7 @@ Chips = ArchitectureSpace | Array | Sequence[Accelerator] | Accelerator
 class Evaluations(Table):
     """The best plan of each chip; arrays of one length, in the order of the chips.
 
-    Where nothing fits, `feasible` is false, times and joules are infinite and counts zero.
+    Where no plan fits, `feasible` is false, times and joules are infinite and counts zero.
     """
 
     feasible: Array
@@ -351,11 +351,11 @@ def evaluate_batch(
     cluster
         Devices and fabric; its chip, if any, is ignored.
     training
-        The step, and what is fixed or free.
+        The training step, and which options of plans are fixed or free.
     threads
         At most this many, by default all cores; the answer does not depend on it.
     executor
-        Where the work is done instead: any executor, or a name that `phaze_fast.sweep` takes.
+        Runs the work in place of threads: any executor, or a name that `phaze_fast.sweep` takes.
 
     Returns
     -------

@@ -2,8 +2,8 @@
 
 The geometric mean of a pair is the product of one factor for the models of each chip, so for each
 division of the models the two chips are chosen independently. Lower bounds of all models on all
-chip groups give a lower bound of each division. Where that is below the value of the best pair so
-far, the models are evaluated on the chip groups of that bound, up to the largest value of interest.
+chip groups give a lower bound of each division. Where a chip group may still give a division below
+the best pair so far, the models are evaluated on it, up to the largest value of interest.
 Once no division has a lower bound below the best pair, the pair is proven optimal.
 """
 
@@ -54,11 +54,11 @@ class Portfolio:
     single: Accelerator
     """The best single chip for all models."""
     single_value: float
-    """Its mean."""
+    """Weighted geometric mean of the models' values on the best single chip."""
     objective: str
     seconds: float
     evaluations: int
-    """Models on chip groups that were evaluated in full."""
+    """Pairs of a model and a chip group whose exact value was found."""
 
     @property
     def gain(self) -> float:
@@ -104,13 +104,13 @@ class _PairSearch:
         for table in search.tables:
             table.bound_all()
         self.seconds = [table.least for table in search.tables]
-        """Lower bounds of every strategy's step, of each model."""
+        """For each model, lower bounds of steps, shape (strategies, groups)."""
         self.least = np.stack(search.least_values(slice(None)))
         """Lower bounds of values, shape (models, groups)."""
         self.exact = np.full(self.least.shape, np.inf)
-        """Exact values; infinite where they are not known or nothing fits."""
+        """Exact values; infinite where they are not known or no plan fits."""
         self.known = ~np.isfinite(self.least)
-        """Where the value is known, or nothing is known to fit."""
+        """Where the exact value is known, or it is known that no plan fits."""
         count = len(weights)
         self.weights = np.array(weights) / sum(weights)
         numbers = np.arange(2**count)
@@ -136,7 +136,7 @@ class _PairSearch:
         self.least[i, at] = np.maximum(self.least[i, at], np.where(within, value, above))
 
     def start(self, single: Winner) -> None:
-        """Evaluate the best chip for all, and the chip with the lowest bound of each model."""
+        """Evaluate all models on the best single chip and on the chip of each lowest bound."""
         first = {int(np.argmin(least)) for least in self.least}
         first |= {int(np.flatnonzero((self.groups.chip == single.chip).any(axis=1))[0])}
         at = np.array(sorted(first))
@@ -179,7 +179,7 @@ class _PairSearch:
         return float(total[subset]), subset, sums.argmin(axis=1)
 
     def bound(self) -> float:
-        """Lower bound of the logarithms of all divisions."""
+        """Lower bound of the logarithm of every division's value."""
         sums = self._sums(self.least)[1].min(axis=1)
         sums[0] = 0.0
         return float((sums + sums[self.rest]).min())
@@ -234,7 +234,7 @@ def best_pair(
     InvalidInputError
         Where there are fewer than two models, or too many.
     InfeasibleError
-        Where no chip is left.
+        Where no chip passes the limits of the space.
 
     Examples
     --------

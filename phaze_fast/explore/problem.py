@@ -30,7 +30,7 @@ from phaze_fast.tables import Array
 Chips = Array | PricedChips
 """Records of chips, or chips with their operators priced."""
 _WHOLE_PASSES = frozenset(("1f1b", "gpipe", "interleaved"))
-"""Schedules that do not split backward passes, so that no shorter pass makes a step longer."""
+"""Pipeline schedules with whole backward passes: a shorter pass never makes their step longer."""
 _ROUNDED_UP = 1.0 + 1e-9
 """Sums in another order differ in their last digits."""
 
@@ -140,7 +140,7 @@ class SearchProblem:
     def work_s(self, s: int, records: Array, threads: int = 1) -> Array:
         """Bound the work of a micro-batch of strategy `s` on chips by rooflines.
 
-        Strategies that differ in the form of fusion alone have one bound.
+        Strategies that differ in the form of fusion alone share one bound.
         """
         evaluator, k = self.of(s)
         variant, strategy = self._each_variant[self.strategies[s][0]], evaluator.sizes[k].strategy
@@ -151,13 +151,13 @@ class SearchProblem:
         return roofline_work_s(first.graph, records, cluster, like, threads, hidden, forms)
 
     def same_work(self, s: int, other: int) -> bool:
-        """Whether two strategies have one bound of their work: they differ in fusion alone."""
+        """Whether two strategies share one bound in `work_s`: they differ in fusion alone."""
         own, with_it = self.of(s), self.of(other)
         same = own[0].sizes[own[1]].strategy == with_it[0].sizes[with_it[1]].strategy
         return own[0] is with_it[0] and same
 
     def work_j(self, s: int, records: Array, threads: int = 1) -> Array:
-        """Bound the joules of a micro-batch by rooflines; shape (chips, 2), with static watts."""
+        """Bound the joules of a micro-batch by rooflines, with static watts; shape (chips, 2)."""
         evaluator, k = self.of(s)
         variant, sizes = self._each_variant[self.strategies[s][0]], evaluator.sizes[k]
         like = chip_as_run(variant.like(self.like), sizes.software)
@@ -204,7 +204,7 @@ class SearchProblem:
         limits_s
             Seconds of a step for each chip.
         planned
-            Whether steps are bounded by their best plans, where bounds of steps do not suffice.
+            Whether to bound steps by their best plans too, where bounds of steps do not suffice.
         threads
             At most this many; the answer does not depend on it.
         """
@@ -261,7 +261,7 @@ class SearchProblem:
     def step_energy_j(
         self, s: int, joules: Array, static_w: Array, work_s: Array
     ) -> tuple[Array, Array]:
-        """Bound the joules of a step from those and the seconds of a micro-batch on a device."""
+        """Bound a step's joules, with static power and without, from a device's micro-batch."""
         evaluator, k = self.of(s)
         sizes = evaluator.sizes[k]
         passes = sizes.inner * self.training.global_batch / sizes.strategy.micro_batch

@@ -70,7 +70,7 @@ class Winner:
     cost_usd: float
     """Dollars of all devices."""
     plans: tuple[Plan, ...]
-    """One for each model."""
+    """The plan of each model."""
 
     @property
     def rank(self) -> tuple[float, float, float, int, int]:
@@ -108,7 +108,7 @@ class Outcome(Brief):
     """Points by the step at which they were placed or pruned."""
     points: int
     designs: int
-    """Chips, each with its HBM."""
+    """Number of chips; each HBM capacity of a chip counts."""
     groups_placed: int
     """Chip groups with a strategy that was placed."""
     unproven: int
@@ -180,7 +180,7 @@ class Design:
     grid_index: int
     """Position in the space's whole grid, the number in the chip's name."""
     plans: dict[str, Plan]
-    """By model."""
+    """Plans by name of the model."""
     time_s: float
     """Seconds of a step; of several models, their weighted geometric mean."""
     value: float
@@ -192,7 +192,7 @@ class Design:
     """Joules of one step of every model, over all devices."""
     hbm_bytes: int
     cost_usd: float
-    """Dies and HBM of all devices."""
+    """Dollars of the dies and HBM of all devices."""
 
     @property
     def plan(self) -> Plan:

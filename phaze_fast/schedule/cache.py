@@ -20,7 +20,7 @@ from phaze_fast.errors import InvalidTypeError
 from phaze_fast.tables import Array
 
 VERSION = b"layer-schedule-2"
-"""Changes whenever the meaning of an entry does."""
+"""Version of the method; it changes whenever the meaning of a stored entry changes."""
 
 _DIGEST = 16
 
@@ -114,7 +114,7 @@ class ScheduleCache:
         self._store = store
 
     def get(self, keys: Iterable[bytes]) -> dict[bytes, StoredLayer]:
-        """Look up keys; each is counted once."""
+        """Look up keys; each distinct key counts as one hit or miss."""
         layers = {key: self._memory.get(key) for key in dict.fromkeys(keys)}
         known = {key: layer for key, layer in layers.items() if layer is not None}
         missing = [key for key in layers if key not in known]

@@ -11,7 +11,7 @@ no better schedule is longer than 1; U = 1 + `_SLACK` is the horizon:
 (5) x_ij + x_ji >= y_i,  x_ij + x_ji >= y_j        where i (j) on all cores keeps j (i) from running
 (6) x_ij + x_ji >= z_ic + z_jc - 1                 where both need a type that may be full
 (7) sum over c of z_ic + y_i >= 1                  an operator on one core has one
-y, x, z binary. T <= U is the cutoff, the known bound the least T.
+y, x, z binary. T <= U is the cutoff, and T is at least the known bound.
 
 Results of HiGHS are used only within its tolerances:
 
@@ -238,12 +238,12 @@ class _Answer:
     """The result of HiGHS for the program; times are fractions of the horizon."""
 
     dual_bound: float
-    """Zero where it has none."""
+    """Lower bound of the makespan; zero where HiGHS has none."""
     objective: float
-    """Infinite where it has no solution."""
+    """Makespan of the solution; infinite where HiGHS has none."""
     values: list[float]
     sound: bool
-    """Whether the run ended at a proof or a limit, and its solution keeps the rows."""
+    """Whether the run ended at a proof or a limit, with a solution, if any, that keeps the rows."""
 
 
 def _run(program: _Program, end: int, time_limit_s: float) -> _Answer:

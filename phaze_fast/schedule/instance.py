@@ -84,7 +84,7 @@ class LayerSchedule:
     makespan: float
     """End of the last operator, in the unit of the latencies."""
     bound: float
-    """No schedule ends earlier."""
+    """Lower bound of the makespan of every schedule, in the unit of the latencies."""
     proved_by: str
     """``list-schedule``, ``branch-and-bound``, ``highs`` or ``nothing``."""
     starts: tuple[float, ...]
@@ -93,7 +93,7 @@ class LayerSchedule:
     nodes: int
     """Nodes of the search tree."""
     solve_s: float
-    """Wall time."""
+    """Wall time of the solvers, seconds."""
     overlap: bool = False
     """Whether operators of other types may run at the same time as one on all cores."""
     energy_j: float | None = None

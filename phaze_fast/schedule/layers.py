@@ -128,7 +128,7 @@ class _Problem(NamedTuple):
 
 
 class _Limits(NamedTuple):
-    """Options of the kernel, in its order."""
+    """Options of the kernel, in the order of its arguments."""
 
     overlap: bool
     max_nodes: int
@@ -274,11 +274,11 @@ def layer_makespans(
     costs
         From `estimate_costs`.
     wanted
-        Which layers to schedule; the others are NaN, and not proven.
+        Which layers to schedule; values of the others are NaN, and not proven.
     max_nodes, threads, enough_s
         As for `schedule_layers`.
     only_decide
-        Whether a search also ends at a schedule shorter than `enough_s`.
+        Whether to end a search also once it finds a schedule shorter than `enough_s`.
     """
     makespan_s, bound_s = np.full(wanted.shape, np.nan), np.full(wanted.shape, np.nan)
     proven = np.zeros(wanted.shape, dtype=bool)
@@ -308,7 +308,7 @@ def schedule_layers(
 ) -> LayerTimes:
     """Schedule every graph of `costs` on every chip; the GIL is released.
 
-    Equal latencies on equal cores are scheduled once.
+    A graph is scheduled once for chips with equal latencies and equal cores.
 
     Parameters
     ----------

@@ -14,10 +14,10 @@
 
 namespace phaze {
 
-// Sums in another order differ in their last digits; this must not make a stage too large.
+// Sums in another order differ in their last digits; stages that fit must not seem too large.
 inline constexpr double kRoundedUp = 1.0 + 1e-9;
 
-// Minimum bytes of a block, so that any number of blocks without bytes fit.
+// Bytes that a block counts at least: of blocks without bytes, any number then fits.
 inline constexpr double kNoBytes = std::numeric_limits<double>::min();
 
 int PlanSpaceImpl::plain_variant(int strategy) const noexcept {
@@ -34,7 +34,7 @@ int PlanSpaceImpl::plain_variant(int strategy) const noexcept {
   return plain;
 }
 
-// The kinds of the largest blocks for which count times parameters is largest.
+// The blocks as large as some kind or larger, for which count times least parameters is largest.
 CountedBlocks PlanSpaceImpl::counted_blocks(int strategy) const {
   CountedBlocks best{0.0, blocks};
   double most = -1.0;
@@ -65,8 +65,8 @@ double PlanSpaceImpl::most_blocks(const LayoutRecord& layout) const {
   return most;
 }
 
-// The number of blocks that fit into a stage of a layout, for the smallest counted kind. Here the
-// plain variant is number 0, and the first variant of the strategy has its number.
+// The number of blocks that fit into a stage of a layout, for the smallest counted kind. In this
+// class the plain variant and the strategy's first variant (number 0) have exchanged numbers.
 class BlockCapacity {
  public:
   BlockCapacity(const PlanSpaceImpl& space, const PricedLayout& layout, double usable_bytes)
@@ -116,7 +116,7 @@ class BlockCapacity {
     return std::floor(share(v, live_[v], in_flight, first, last));
   }
 
-  // The same for given live bytes, plus the fraction of the first block that does not fit whole.
+  // As blocks() for given live bytes, plus the fraction of the next block that still fits.
   double share(int v, double live, double in_flight, bool first, bool last) const noexcept {
     double left = left_;
     if (first) left -= first_ + in_flight * first_stash_[v];
@@ -202,7 +202,7 @@ class BlockCapacity {
   double resident_ = kInfinite;
   double first_ = 0.0;
   double last_ = 0.0;
-  double once_ = 0.0;  // of the last stage, while the loss is computed
+  double once_ = 0.0;  // bytes of the last stage while the loss is computed
   double stash_[kMaxVariants];
   double live_[kMaxVariants];
   double least_live_ = 0.0;
@@ -259,8 +259,8 @@ bool holds_all(const PlanSpaceImpl& space, const PricedLayout& layout, double us
   return all_held(layout.record, BlockCapacity(space, layout, usable_bytes), bytes * kRoundedUp);
 }
 
-// The least memory limit with which all stages together, each with the recomputation it needs, hold
-// every block.
+// A lower bound, by bisection, on the memory limit with which all stages together, each with the
+// recomputation it needs, hold every block.
 double least_memory_of_all(const PlanSpaceImpl& space, const PricedLayout& layout,
                            double usable_bytes, double low) {
   const BlockCapacity capacity(space, layout, usable_bytes);
@@ -276,8 +276,8 @@ double least_memory_of_all(const PlanSpaceImpl& space, const PricedLayout& layou
 // stage from being underestimated.
 inline constexpr double kLoose = 1.0 + 1e-9;
 
-// Blocks of a stage with a given load, in units of a block that is not recomputed, if a stage
-// recomputes all of its blocks or none, and a recomputed block takes 1 + r.
+// The most blocks that a stage with a given load holds, if a stage recomputes all of its blocks or
+// none. Loads are in units of a block that is not recomputed; a recomputed one takes 1 + r.
 struct WholeStages {
   double r;
   double operator()(double load, double plain, double smallest) const noexcept {
@@ -286,8 +286,8 @@ struct WholeStages {
   }
 };
 
-// The same if a stage recomputes as many of its blocks as it must, and r is the time to save the
-// bytes of one block.
+// The most blocks if a stage recomputes as many of its blocks as it must, and r is the time to save
+// the bytes of one block.
 struct SomeBlocks {
   double r;
   double operator()(double load, double plain, double smallest) const noexcept {
@@ -307,7 +307,7 @@ bool all_held(const StageCapacities& capacities, int stages, int blocks, double 
   return false;
 }
 
-// The smallest load with which all stages together have every block.
+// The smallest load, or a lower bound on it, with which all stages together hold every block.
 inline double longest_stage(const StageCapacities& capacities, int stages, int blocks,
                             WholeStages held) noexcept {
   const auto holds = [&](double load) { return all_held(capacities, stages, blocks, load, held); };
@@ -379,7 +379,7 @@ class InterleavedStages {
     return sum >= blocks_;
   }
 
-  // The least time in which they can; `low_s` is a known lower bound.
+  // A lower bound on the seconds in which the stages can; `low_s` is one that is known.
   double least_s(double low_s) const noexcept {
     if (through(low_s)) return low_s;
     double high_s = low_s * 1.125;
@@ -461,7 +461,7 @@ LayoutBound PlanSpaceImpl::bound_of(const PricedLayout& layout) const {
       b.sends_s = l.vpp * b.sends_s + 2.0 * (l.vpp - 1.0) * around_s;
     }
   }
-  const int own = l.pp == 1 ? layers : 1;  // with several stages the first has at least one
+  const int own = l.pp == 1 ? layers : 1;  // the first of several stages has at least one
   double sync = 0.0;
   double shared = 0.0;
   for (int i = 0; i < own; ++i) {
@@ -712,8 +712,8 @@ double bound_with(const PlanSpaceImpl& space, std::size_t r, const LayoutFit& ow
   }
   if (above) return std::max(quick, std::nextafter(enough_s, kInfinite));
   if (load_s != nullptr) *load_s = load;
-  // All of the step except the backward work; the latter overlaps at most that much of the
-  // gradients.
+  // `less`: the step without the work of one micro-batch. Gradient exchanges overlap at most the
+  // backward part of that work, so its forward part and all exchanges are added.
   const double less = passes(load, std::max(b.works - 1.0, 0.0), std::max(m - p, 0.0));
   // The optimiser's time is that of the first stage, which need not be the stage of this bound.
   const double exposed = t.work_s - t.backward_s + less + b.sync_s +
@@ -730,7 +730,7 @@ double bound_of_layout(const PlanSpaceImpl& space, std::size_t r, std::size_t me
       space.bounds.layout_fits[r * space.bounds.memory_limits.size() + memory_limit];
   if (own.capacities < 0) return kInfinite;
   const PricedLayout& layout = space.layouts[r];
-  const bool exchanges = layout.record.zero >= 2;  // during the passes
+  const bool exchanges = layout.record.zero >= 2;  // during the passes: of parameters or gradients
   const auto bound_s = [&](const StepTotals& t, double enough, double* load) {
     return bound_with(space, r, own, t, times.hbm_bytes_per_s, enough, load);
   };

@@ -10,9 +10,9 @@ namespace {
 
 constexpr double kLoose = 1.0 + 1e-9;
 
-// Up to kFew assignments are enumerated; up to kMost where they are not searched. Those of up to
-// kSearchedChunks chunks are. Sums in another order differ by less than kTie, and of many
-// assignments one is faster if it is by twice that.
+// Up to kFew assignments are enumerated; up to kMost where the tree search does not apply, which
+// takes at most kSearchedChunks chunks. Sums in another order differ by less than the fraction
+// kTie; in the tree search, an assignment counts as faster only if it is by twice that.
 constexpr int kFew = 128;
 constexpr int kMost = 1024;
 constexpr int kSearchedChunks = 16;
@@ -47,7 +47,7 @@ void LayoutOnChip::start(const PlanSpaceImpl& of, std::size_t number, const Kind
   sums.build(of, *layout, *costs, times);
 }
 
-// Stages of messages, and where in the model the chunks lie, if the shape is another than before.
+// Finds the stages of messages and the places of chunks in the model, if the shape has changed.
 void LayoutOnChip::find_places() {
   const int chunks = record().vpp;
   const Shape shape{record().schedule, stages, chunks};
@@ -144,7 +144,7 @@ double LayoutOnChip::stage_bytes(const Partition& partition, int stage,
   return resident + sums.peak(moving, late_gradients(partition, stage, recompute), stage).total;
 }
 
-// Of several chunks, the first chunk of the model is the last to run backward.
+// Of a stage's chunks, the one that comes first in the model is the last to run backward.
 LateGradients LayoutOnChip::late_gradients(const Partition& partition, int stage,
                                            StageRecompute recompute) const {
   LateGradients found{0.0, 0.0, 0.0, 0.0};
@@ -390,7 +390,7 @@ void PartitionSearch::run(double usable_bytes, double below_s, double load_s, Pl
   if (least_load_s <= load_limit_s_) search(best);
   if (best->time_s == kInfinite) return;
   const double clock_s = best->time_s;
-  best->time_s = step_.time_s(best->partition);  // as every estimate of this plan has it
+  best->time_s = step_.time_s(best->partition);  // the time that estimates of this plan give
   if (on_.stages > 1 && best->time_s > clock_s * (1.0 + 1e-12)) walk_all(clock_s, best);
 }
 
@@ -401,9 +401,9 @@ double PartitionSearch::sends_s(int stages) const noexcept {
   return sum_s;
 }
 
-// Every stage of a plan below the limit has a load below this: m passes of it alone take that time,
-// and under 1F1B with m > p + 1 the step takes (m - p - 1) loads and twice the work
-// (docs/search.md, 1).
+// Sets both limits: every stage of a plan below `limit_s_` has a load below `load_limit_s_`. A step
+// takes at least m loads of any stage, and under 1F1B with m > p + 1 at least (m - p - 1) of them
+// plus twice the work of a micro-batch on all p stages (docs/search.md, 1).
 void PartitionSearch::set_limits(double limit_s) {
   limit_s_ = limit_s;
   const auto m = static_cast<double>(on_.micro_batches);
@@ -437,9 +437,9 @@ std::int32_t PartitionSearch::fastest(int i, int j, int stage, double* load_s) {
   return code;
 }
 
-// Stages as long as a load allows, from the last to the first. More layers take longer and need
-// more memory, so the border is searched from the length of the previous stage. `next_s` is the
-// least load with which some stage would be longer.
+// Makes stages as long as a load allows, from the last to the first. More layers take longer and
+// need more memory, so the border is searched from the length of the previous stage. `next_s` is
+// the least load with which some stage would be longer.
 bool PartitionSearch::pack(double load_s, PlacedPlan* plan, double* next_s) {
   Partition& p = plan->partition;
   p.cuts.assign(at(on_.stages) + 1, 0);
@@ -476,8 +476,8 @@ bool PartitionSearch::pack(double load_s, PlacedPlan* plan, double* next_s) {
 }
 
 // Finds an initial incumbent: the plan of the least load with which everything can be placed.
-// Returns a load that some stage of any plan below the limit has at least; infinite if there is no
-// such plan.
+// Returns a lower bound on the largest load of a stage in any plan below the limit; infinite if
+// there is no such plan.
 double PartitionSearch::quick_plan(double load_s, PlacedPlan* best) {
   const double known = std::max(load_s, on_.sums.total_work_s() / on_.stages);
   // Greedy packing finds the least load only if a longer stage always takes longer, and stages may
@@ -503,8 +503,8 @@ double PartitionSearch::quick_plan(double load_s, PlacedPlan* best) {
   return sure ? low : known;
 }
 
-// Furthest end of the first k stages, and earliest start of the last ones: each as long as the
-// limit on loads allows. Returns whether they can meet.
+// Finds latest_ and earliest_, where stage k may begin: the stages before it, or from it on, are as
+// long as the limit on loads allows. Returns whether both can span all layers.
 bool PartitionSearch::find_windows() {
   const int end = on_.space->layers;
   const auto fits = [&](int i, int j, int stage) {
@@ -553,8 +553,8 @@ void PartitionSearch::search(PlacedPlan* best) {
   starts_.assign(at(end) + 1, 0);
   ends_.assign(at(end) + 1, 0);
   ends_[at(end)] = 1;
-  // Lower bound on the remaining work of the layers before a cut: both passes with 1F1B, forward
-  // passes with the zero-bubble schedule.
+  // `before_s` is a lower bound on the work of the layers before a cut: both passes with 1F1B,
+  // forward passes with the zero-bubble schedule; `messages_s` are the messages between them.
   double messages_s = sends_s(on_.stages);
   for (int s = 1; s <= on_.stages; ++s) {
     const int stage = on_.stages - s;
@@ -590,7 +590,7 @@ void PartitionSearch::search(PlacedPlan* best) {
 }
 
 // Lower bound with 1F1B on the work and waiting time of the stage i..j with `after` stages after
-// it: the trip through those is at least their work (see `prepend_stage`).
+// it: the trip through those stages is at least their work (see `prepend_stage`).
 double PartitionSearch::least_with(int i, int j, int after, double work) const noexcept {
   const auto m = static_cast<double>(on_.micro_batches);
   const double trip = on_.sums.work_s(j, on_.space->layers);
@@ -608,7 +608,7 @@ void PartitionSearch::extend(int i, int s, double before_s, std::size_t mine) {
     if (work > load_limit_s_) return;
     if (!on_.zero_bubble && least_with(i, j, s - 1, work) + before_s > limit_s_ * kLoose) {
       if (s - 1 >= on_.micro_batches || on_.micro_batches - (s - 1) >= 2)
-        return;  // it only grows with the stage
+        return;  // the bound only grows with the stage
       continue;
     }
     if (starts_[at(j)] == ends_[at(j)]) continue;
@@ -700,7 +700,7 @@ PlanStatus AssignmentSearch::check() const {
   return possible == PipelineStatus::kOk ? PlanStatus::kOk : PlanStatus::kBadSchedule;
 }
 
-// The cuts of chunks with `base` of the counted layers, one more if `extra_` is set.
+// Cuts off chunks of `base` counted layers, one more if `extra_` is set; false if not allowed.
 bool AssignmentSearch::cut(bool count_first, int base, Partition* partition) const {
   const std::size_t count = extra_.size();
   partition->cuts.assign(count + 1, 0);
@@ -827,7 +827,7 @@ bool AssignmentSearch::choose_recompute(double limit_s, Partition* partition) {
   return true;
 }
 
-// Where the loads of a stage with the longer chunks of `extra_` are stored; none where they depend
+// Where the loads of a stage with the longer chunks of `extra_` are stored; null where they depend
 // on other stages, or chunks are many.
 AssignmentSearch::KnownLoad* AssignmentSearch::known_load(int stage) {
   constexpr int kMostChunks = 8;
@@ -839,8 +839,8 @@ AssignmentSearch::KnownLoad* AssignmentSearch::known_load(int stage) {
   return &known_[longer];
 }
 
-// Whether what earlier assignments of the class found of its stages rules out the assignment of
-// `extra_`. Elsewhere in the model the same layers differ in the last digits of their sums.
+// Whether stage loads that earlier assignments of the class stored rule out the assignment of
+// `extra_`. The limit is loose: sums of equal layers elsewhere in the model differ in last digits.
 bool AssignmentSearch::known_too_long(double limit_s) {
   const double most_s = limit_s * kLoose;
   const auto known = [&](int stage) {
@@ -900,8 +900,8 @@ bool AssignmentSearch::offer(double below_s, PlacedPlan* best) {
 
 // Tries assignments with the embedding and the head counted as layers or not. If there are many,
 // the search starts with some that are mostly good: by load, as even as possible, and with
-// consecutive longer chunks, cyclically from the last chunk to the first. Beyond what is searched
-// these are all that are compared.
+// consecutive longer chunks, cyclically from the last chunk to the first. Where the tree search
+// does not apply, only these are compared.
 void AssignmentSearch::try_all(bool count_first, bool count_last, double below_s,
                                PlacedPlan* best) {
   const auto count = static_cast<int>(extra_.size());
@@ -972,7 +972,7 @@ void AssignmentSearch::run(double below_s, std::int64_t work, PlacedPlan* best) 
     }
   }
   if (!on_.space->cuts_of_software(on_.record()).empty()) {
-    ++class_;  // these cuts are of no class, and loads of other stages are not those of theirs
+    ++class_;  // these cuts belong to no class, so stored loads do not apply
     if (even(&partition_) == PlanStatus::kOk) offer(below_s, best);
   }
   if (best->time_s < kInfinite && !best_by_load_ && !tree_.applies()) {
@@ -980,7 +980,7 @@ void AssignmentSearch::run(double below_s, std::int64_t work, PlacedPlan* best) 
   }
 }
 
-// The time of a plan with these cuts, which are tried on every chip; infinite if it is not below.
+// The time of the plan with these cuts, which every chip tries; infinite if above `below_s`.
 double AssignmentSearch::known_s(const std::vector<std::int32_t>& cuts, double below_s) {
   PlacedPlan known{kInfinite, 0.0, 0, {}};
   ++class_;
@@ -1045,8 +1045,8 @@ PassChain AssignmentTree::chain_of_stage(int stage) const {
   return chain;
 }
 
-// The patterns with which the stages of a group fit and their passes are below the limit, with the
-// longer chunks of other groups at any other place.
+// Adds the patterns with which the stages of a group fit and their passes take at most the limit.
+// It does not matter which chunks of other groups are longer, since all blocks are equal.
 void AssignmentTree::add_patterns(int first, int base, double limit_s, Group* group) {
   const auto count = extra_.size();
   std::vector<std::int32_t> sizes(count);
@@ -1112,6 +1112,7 @@ void AssignmentTree::find_rest(Bound* bound) const {
 }
 
 // Drops the patterns whose least sum, over all choices of the other groups, is above the limit.
+// Returns whether there were any.
 bool AssignmentTree::drop_patterns(const Bound& bound, double limit_s) {
   bool any = false;
   const std::size_t width = at(on_.record().vpp) + 1;

@@ -25,9 +25,11 @@ namespace phaze {
 // preference: of options whose seconds differ only by rounding the first is taken. They do not
 // depend on the chip, so they are computed once for all chips.
 struct FeasibleRecompute {
-  std::vector<std::int32_t> whole;    // all blocks in one variant
-  std::vector<std::int32_t> fewest;   // fewest blocks in a variant that fits, others not
-  std::vector<std::int32_t> filling;  // as many as can be in a variant that does not fit
+  std::vector<std::int32_t> whole;  // all blocks in one variant
+  // Fewest blocks in a variant with which a whole stage fits, the others in one that does not.
+  std::vector<std::int32_t> fewest;
+  // As many blocks as possible in a variant that does not fit, the others in one that does.
+  std::vector<std::int32_t> filling;
   bool partial = false;  // only the first variant was tried: it fits, and none is faster
 };
 
@@ -90,8 +92,8 @@ std::int32_t fastest_recompute(const FeasibleRecompute& feasible, bool first_is_
   };
   if (first_is_fastest && !feasible.whole.empty() && feasible.whole.front() == 0) return 0;
   for (const std::int32_t code : feasible.whole) offer(code);
-  std::int32_t last = -1;  // the variant of the other blocks; `faster`: whether it can improve
-  bool faster = false;
+  std::int32_t last = -1;  // the variant of the other blocks
+  bool faster = false;     // whether all blocks in that variant take less than the best option
   for (const std::int32_t code : feasible.fewest) {
     const std::int32_t rest = StageRecompute::of(code).rest;
     if (rest != last) faster = seconds(StageRecompute{rest, rest, 0}) < best_s;
@@ -159,13 +161,13 @@ class LayoutOnChip {
   int chain_of(int stage, int chunk) const noexcept {
     return places_[at(stage) * at(layout->record.vpp) + at(chunk)];
   }
-  // The stage that has a chunk of the model, for the direction of a stage's chunk.
+  // The stage that has chunk `place` of the model, in the direction of a stage's chunk `chunk`.
   int stage_of(int place, int chunk = 0) const noexcept {
     if (bidirectional(record())) return chunk == 0 ? place : stages - 1 - place;
     const bool folded = schedule() != PipelineSchedule::kInterleaved && place >= stages;
     return folded ? 2 * stages - 1 - place : place % stages;
   }
-  // Seconds of the messages that a chunk of a stage waits for, forward and backward.
+  // Seconds of messages before the forward (enters) or backward pass (leaves) of layers i..j.
   double enters_s(int stage, int chunk, int i, int j) const noexcept {
     return space->enters(i, j) * enter_each_[at(stage) * at(record().vpp) + at(chunk)];
   }
@@ -183,10 +185,10 @@ class LayoutOnChip {
 
   // Peak bytes of a stage.
   double stage_bytes(const Partition& partition, int stage, StageRecompute recompute) const;
-  // Peak activations of a stage, in units of one micro-batch of all its chunks: the number in
-  // flight; more if chunks differ and the peak has more of the larger ones.
+  // Bytes of activations of a stage for each micro-batch in flight at its peak: those of all its
+  // chunks; more if chunks differ and the peak has more of the larger ones.
   double stash_bytes(const Partition& partition, int stage, StageRecompute recompute) const;
-  // The same, given those of each chunk and the micro-batches in flight.
+  // The same, given the bytes of each chunk and the micro-batches in flight.
   double stash_bytes(std::span<const double> by_chunk, int stage, double in_flight) const;
   LateGradients late_gradients(const Partition& partition, int stage,
                                StageRecompute recompute) const;
@@ -209,12 +211,12 @@ class LayoutOnChip {
     return at_stage == kWrap ? of.wrap_s : own.message_s[at(at_stage)];  // entry 0 is zero
   }
 
-  Shape shape_{-1, 0, 0};                          // of the next three
+  Shape shape_{-1, 0, 0};                          // of the next three members
   std::vector<std::int32_t> places_;               // by stage and chunk, see chain_of
-  std::vector<std::int32_t> enter_at_, leave_at_;  // the same: later stage of a message, or kWrap
-  std::vector<double> enter_each_, leave_each_;    // the same: seconds of one message
+  std::vector<std::int32_t> enter_at_, leave_at_;  // the same: message's later stage, or kWrap
+  std::vector<double> enter_each_, leave_each_;    // the same: seconds of that message
   PipelinePlayer* player_ = nullptr;
-  mutable std::vector<const std::vector<double>*> held_;  // in flight, by stage, if needed before
+  mutable std::vector<const std::vector<double>*> held_;  // in flight, by stage; or null
   mutable std::vector<double> own_bytes_;                 // scratch: by chunk of a stage
 };
 
@@ -234,7 +236,7 @@ class StepPlayer {
     double tail_s;
   };
   Played play(const Partition& partition);
-  // The sum of both, with the exchange of a tied embedding's gradients.
+  // The step's time and the longest tail, with the exchange of a tied embedding's gradients.
   double time_s(const Partition& partition);
   // Computes the passes of a partition, each stage in its variant: `forward_s` and the other
   // accessors return them, loads() and step_s() use them. Returns the longest tail.
@@ -289,7 +291,7 @@ class RecomputeChooser {
   double usable_bytes_ = 0.0;
   std::uint32_t epoch_ = 0;  // version of the cached results
   std::vector<Known> known_;
-  // By stage, and how many layers its chunks have.
+  // By stage: known contents of its chunks (contents_of), and the option chosen for them.
   std::vector<std::vector<std::pair<std::int64_t, std::int32_t>>> assigned_;
   RecomputeCache cache_;
 };
@@ -297,8 +299,8 @@ class RecomputeChooser {
 // Exact search over the partitions of a layout under 1F1B, the zero-bubble schedule ZB-H1 or
 // without a pipeline. Stages are built from the last to the first, since memory depends on the
 // later stages. The non-dominated tails of each cut (partitions of the layers after it) are stored.
-// A quick plan gives an incumbent, and with it the longest load of a stage, which leaves few cuts
-// to examine.
+// A quick plan gives an incumbent, and with it a limit on the load of a stage (the seconds of both
+// its passes), which leaves few cuts to examine.
 //
 // Invariants: between calls only allocated memory is reused; during a call, every plan below
 // `limit_s_` has stages below `load_limit_s_`, and stage k begins between `earliest_[k]` and
@@ -331,8 +333,8 @@ class PartitionSearch {
   StepPlayer& step_;
   double usable_bytes_ = 0.0;
   double limit_s_ = 0.0;       // a plan must take less
-  double load_limit_s_ = 0.0;  // so must every stage
-  double nothing_s_ = 0.0;     // sums in another order differ by this
+  double load_limit_s_ = 0.0;  // the load of every stage must be less
+  double nothing_s_ = 0.0;     // sums in another order differ by at most this
   std::vector<ClockedTail> tails_;
   std::vector<std::int32_t> starts_, ends_, own_starts_, own_ends_;  // tails of each cut
   std::vector<std::int32_t> latest_, earliest_;                      // where stage k may begin
@@ -344,7 +346,7 @@ class PartitionSearch {
 // have one more. Where all blocks are equal, the passes of a stage depend on its own chunks alone.
 // So the groups of chunks that share a device choose one after another which of their chunks are
 // longer; such a choice is a pattern. A chain of passes bounds every step from below, and a dynamic
-// program over groups and longer chunks gives its least sum over the groups that are still open.
+// program over groups and longer chunks gives the chain's least sum over the groups still open.
 //
 // Invariant: a pattern is dropped only if no assignment with it is below the limit of that moment,
 // and limits only fall.
@@ -355,13 +357,13 @@ class AssignmentTree {
 
   // Whether groups are independent, and their patterns few enough.
   bool applies() const noexcept;
-  // `first`: layers before the first counted one. `limit_s`: of step and tail.
+  // `first`: layers before the first counted one. `limit_s`: limit of step and tail together.
   void start(int first, int base, int extras, double limit_s);
   // Adds a chain as a bound.
   void add(const PassChain& chain, double limit_s);
   // Examines the assignments that may take at most limit_s(): calls offer(extra), which may add
-  // chains, with each that is left. Returns the least bound of those that a limit of work left out:
-  // patterns examined, and as many for a simulated step as take its time.
+  // chains, for each that no bound rules out. Returns the least bound of those that the limit of
+  // work left out. Work counts examined patterns; a simulated step counts as many as take its time.
   template <typename Limit, typename Offer>
   double search(std::int64_t work, const Limit& limit_s, const Offer& offer) {
     open_s_ = kInfinite;
@@ -379,7 +381,7 @@ class AssignmentTree {
     double sync_s, step_s, own_s;
   };
   struct Pattern {
-    std::int32_t mask;  // of longer chunks
+    std::int32_t mask;  // bit c: whether the group's chunk c is longer
     int extras;
     std::vector<Seconds> passes;  // by stage of the group and chunk
     std::vector<StageTail> tails;
@@ -458,14 +460,14 @@ class AssignmentSearch {
   AssignmentSearch(const LayoutOnChip& on, RecomputeChooser& recompute, StepPlayer& step) noexcept
       : on_(on), recompute_(recompute), step_(step) {}
 
-  // The cuts of the even assignment: stages have even shares of the layers; or, without
-  // interleaving, of the work of layers if they have one.
+  // The cuts of the even assignment: stages have even shares of the layers, or those of software
+  // that divides layers by work.
   PlanStatus even(Partition* partition);
   // Improves `best`, which is infinite, by plans that take at most `below_s`, with so much work.
   void run(double below_s, std::int64_t work, PlacedPlan* best);
 
  private:
-  // Passes of a stage, once: of its first chunk, and of all; infinite if the stage does not fit.
+  // Seconds of both passes of a stage: its first chunk, all chunks; infinite if it does not fit.
   struct StageLoad {
     double first_s;
     double load_s;
@@ -476,8 +478,8 @@ class AssignmentSearch {
     double before_s = 0.0;
     double least_s = 0.0;
   };
-  // The load of a stage with certain longer chunks, in the class of assignments of this number:
-  // with its recomputation, or, where that is not known to fit, a lower bound.
+  // The load of a stage with certain longer chunks, in class number `of_class` of assignments: with
+  // the recomputation chosen for it, or, if none was chosen (-1), a lower bound.
   struct KnownLoad {
     std::uint32_t of_class = 0;
     StageLoad load{};
@@ -511,11 +513,11 @@ class AssignmentSearch {
   int last_too_long_ = 0;            // the stage that ruled out the last assignment
   PassChains chains_;
   AssignmentTree tree_{on_, recompute_};
-  PassChains tree_chains_;  // of one search: its work does not depend on earlier ones
+  PassChains tree_chains_;  // of one search, whose work thus does not depend on others
   std::int64_t work_ = 0;   // of the tree, for one class
   bool in_tree_ = false;    // whether partitions are offered by the tree
-  // Cuts of the last best assignment of each layout: one that is tried on every chip limits the
-  // time on the next. `by_load_`: whether the partition that is offered is not.
+  // Cuts of the last best assignment of each layout, which limit the time on the next chip, as all
+  // chips try them. `by_load_`: whether the offered partition depends on the chip's loads instead.
   std::unordered_map<std::int64_t, std::vector<std::int32_t>> last_cuts_;
   bool by_load_ = false, best_by_load_ = false;
 };
@@ -543,8 +545,8 @@ class PlanSolver {
   }
 
   // The fastest plan that takes at most `below_s`; time_s is infinite if there is none. `load_s` is
-  // a known lower bound on the load of some stage; it only saves time. `work` limits the search
-  // over assignments of layers to chunks.
+  // a known lower bound on the largest load of a stage; it only saves time. `work` limits the
+  // search over assignments of layers to chunks.
   PlacedPlan best(const PlanSpaceImpl& space, std::size_t layout, const KindTimes& times,
                   double usable_bytes, double below_s, double load_s = 0.0,
                   std::int64_t work = kMuchWork);

@@ -50,8 +50,8 @@ double rounded(double value) noexcept {
   return high - (high - value);
 }
 
-// Operators by level, then by a hash of all predecessors and all successors. `part` are the seconds
-// of the modes.
+// Operators by level, then by a hash of all predecessors and all successors. `part` are the scaled
+// seconds of the modes.
 void order_operators(const LayerProblem& problem, const double* part,
                      std::int32_t* order) noexcept {
   const int n = problem.size;
@@ -130,7 +130,7 @@ LayerSolution replay(const LayerProblem& problem, const CanonicalLayer& form,
   own.proved_by = canonical.proved_by;
   own.nodes = canonical.nodes;
   own.makespan_s = 0.0;
-  double end[kMaxLayerOps];  // canonical
+  double end[kMaxLayerOps];  // in the canonical schedule
   std::int32_t in_time[kMaxLayerOps];
   for (int k = 0; k < n; ++k) {
     const LayerProblem& p = form.problem;
@@ -402,7 +402,7 @@ Status canonical_bytes(const LayerBatch& batch, std::size_t layer, std::vector<s
   const LayerProblem& p = form->problem;
   append(&p.size, 1);
   append(p.capacity, kResources);
-  for (int i = 0; i < p.size; ++i) {  // up to 64 operators, one word each: stored keys stay valid
+  for (int i = 0; i < p.size; ++i) {  // up to 64 operators have one word each, as in stored keys
     const std::uint64_t halves[] = {low_bits(p.before[i]), high_bits(p.before[i])};
     append(halves, p.size > 64 ? 2 : 1);
   }

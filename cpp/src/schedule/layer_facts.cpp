@@ -158,8 +158,8 @@ int LayerFacts<Bits>::width(Bits set) const noexcept {
 
 template <typename Bits>
 void LayerFacts<Bits>::add_weightings() noexcept {
-  // If at most q operators use a core type at once, each is charged a share of 1/q of it. That is
-  // more than its share of the cores if a chip has many; it is valid if modes use one core or all.
+  // If at most q operators use a core type at once, each is charged 1/q of that type, which is more
+  // than one core's share on a chip with many; this is valid if modes use one core or all.
   int most[kResources][kMostOps<Bits>];
   for (int r = 0; r < kResources; ++r) {
     if (!used_[r]) continue;
@@ -300,7 +300,7 @@ double LayerFacts<Bits>::bound(const PartialSchedule<Bits>& m, Bits barred,
     return most;
   }
   // One weighting prunes nearly all states of a search. Of the others, one more is tried per state;
-  // if it prunes the state, it becomes the first.
+  // if that one prunes the state, it is tried first from then on.
   most = std::max(most, preemptive_bound(best_weighting_, m, barred, waiting, ready_s, enough_s));
   if (most >= enough_s || weightings_ < 2) return most;
   other_weighting_ = (other_weighting_ + 1) % weightings_;
@@ -373,8 +373,8 @@ Status check_layer(const LayerProblem& problem) noexcept {
       const LayerMode& mode = problem.modes[m];
       if (!std::isfinite(mode.seconds)) return Status::kNotFinite;
       if (mode.seconds < 0.0) return Status::kNegative;
-      // The bounds assume that a mode with all used cores runs alone: no mode may use zero
-      // cores.
+      // The bounds assume that nothing overlaps a mode that occupies all cores, so every mode must
+      // use at least one core.
       if (std::all_of(mode.use, mode.use + kResources, [](auto n) { return n == 0; })) {
         return Status::kBadMode;
       }
@@ -389,9 +389,9 @@ Status check_layer(const LayerProblem& problem) noexcept {
 // ---- rates at which overlap gains nothing: the fifth bound of docs/schedule.md ----
 
 // Each operator in turn gets the rate alone_s / overlap_s, at which overlapped execution counts as
-// much as isolated execution, or less if the operators that already have a rate and may overlap it
-// leave less than that of 1. Of concurrent operators, the last to get its rate respected that
-// limit, so their rates never add up to more than one.
+// much as isolated execution, or a smaller rate if operators that already have one and may overlap
+// this operator leave less of 1. Of concurrent operators, the last to get its rate got at most what
+// the others had left, so their rates never add up to more than one.
 template <typename Bits>
 void LayerFacts<Bits>::add_even_weighting(const std::int32_t* order) noexcept {
   double rate[kMostOps<Bits>];
@@ -455,8 +455,8 @@ double LayerFacts<Bits>::most_in_chains(Bits set, int count, const double* rate)
   return sum;
 }
 
-// Adds this weighting for two orders of operators: by length, longest first; and with operators on
-// the first core type before all others.
+// Calls add_even_weighting() for two orders of operators: by length, longest first; and with
+// operators on the first core type before all others.
 template <typename Bits>
 void LayerFacts<Bits>::add_even_weightings() noexcept {
   std::int32_t order[kMostOps<Bits>];
@@ -579,7 +579,7 @@ void LayerFacts<Bits>::find_path() noexcept {
 // At any time at most one operator of the longest path runs and at most one network operator. A
 // network operator on the path counts with rate 1, others with one common network rate; other
 // operators of the path count with the rate at which overlap gains nothing, limited to 1 minus the
-// network rate. The network rate is the one with the largest sum.
+// network rate. The network rate is the one with the largest sum of rates times seconds.
 template <typename Bits>
 void LayerFacts<Bits>::add_path_weighting() noexcept {
   const auto even = [&](int op) {
@@ -644,11 +644,11 @@ void LayerFacts<Bits>::find_waste() noexcept {
   });
 }
 
-// A gap is a time interval in which no operator runs alone; an operator that starts in it ends in
-// it. While an operator runs in a gap, a run of consecutive operators of the longest path that are
-// independent of it may overlap it, the first possibly started before. The remaining time, minus
-// overlapped network work, is wasted. Returns the least waste over all runs and all gaps of at
-// least this length.
+// A gap is a time interval in which no operator runs alone; an operator that starts in a gap ends
+// in that gap. In a gap with an operator off the longest path, the path advances by a run of
+// consecutive operators that are independent of that operator, the first possibly started before
+// the gap. The rest of the gap, minus network work that runs in it, is wasted. Returns the least
+// waste over runs within path_[from..to) and gaps of at least `length_s` seconds.
 template <typename Bits>
 double LayerFacts<Bits>::least_waste(int from, int to, double length_s,
                                      double network_s) const noexcept {
@@ -678,8 +678,8 @@ double LayerFacts<Bits>::least_waste(int from, int to, double length_s,
   return std::max(0.0, least);
 }
 
-// Operators of the longest path by gain per second of overlap: their rate, minus the share of the
-// tensor cores that operators off the path cannot use meanwhile.
+// Sorts the operators of the longest path by gain for each second in which they run in a gap: their
+// rate, minus the share of the tensor cores that operators off the path cannot use meanwhile.
 template <typename Bits>
 void LayerFacts<Bits>::find_gains() noexcept {
   for (int at = 0; at < path_size_; ++at) {
@@ -704,7 +704,8 @@ void LayerFacts<Bits>::find_gains() noexcept {
   }
 }
 
-// Upper bound on the gain of the operators in `open` during `limit_s` of overlapped time.
+// Upper bound on the seconds that the path gains (find_gains) in gaps of `limit_s` seconds in all,
+// if only its operators in `open` run there, each for at most its remaining time `left_s`.
 template <typename Bits>
 double LayerFacts<Bits>::most_gained(Bits open, const double* left_s,
                                      double limit_s) const noexcept {
@@ -751,7 +752,7 @@ double LayerFacts<Bits>::path_bound(const PartialSchedule<Bits>& m, Bits barred)
   }
   // The remaining operators off the path either run alone, or in gaps. Gaps cost at least the
   // largest waste of an operator in them, and at least the tensor-core time of all operators in
-  // them minus the gain of the path in that time.
+  // them minus what the path gains in that time (find_gains).
   double alone_before_s[kMostOps<Bits>];  // of the remaining operators before off_path_[i]
   double alone_left = 0.0;
   for (int i = 0; i < off_path_count_; ++i) {

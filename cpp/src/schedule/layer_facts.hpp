@@ -13,7 +13,8 @@ namespace phaze {
 
 inline constexpr double kSame = 1e-12;               // relative; differences below this are ignored
 inline constexpr double kRoundedDown = 1.0 - 1e-13;  // keeps a bound below its rounded value
-inline constexpr int kMaxWeightings = 11;            // most weightings of the core types
+// A weighting gives each mode a rate; the rates of concurrent operators add up to at most one.
+inline constexpr int kMaxWeightings = 11;
 
 // `Bits` is a set of operators: std::uint64_t for layers of up to 64, OpBits for all.
 template <typename Bits>
@@ -35,7 +36,7 @@ void for_ops(Bits set, const F& f) {
   }
 }
 
-// The first operator of a set that is not empty.
+// The first operator of a set, which must not be empty.
 template <typename Bits>
 constexpr int first_of(Bits set) noexcept {
   if constexpr (kMostOps<Bits> > 64) {
@@ -81,10 +82,10 @@ class LayerFacts {
   explicit LayerFacts(const LayerProblem& problem) noexcept;
 
   // Lower bound on the makespan of every completion of a partial schedule, if the operators of
-  // `barred` may no longer run alone. Stops once the bound reaches `enough_s`.
+  // `barred` may no longer run alone, on the whole chip. Stops once the bound reaches `enough_s`.
   double bound(const PartialSchedule<Bits>& partial, Bits barred, double enough_s) const noexcept;
 
-  // Computes data that only the search needs: the bound from the longest path.
+  // Computes data that only the search needs: twins, and bounds 4 and 5 of docs/schedule.md.
   void prepare_search() noexcept;
 
   const LayerProblem& problem() const noexcept { return problem_; }
@@ -161,8 +162,8 @@ class LayerFacts {
   Bits alone_[kMaxModes];  // [i]: operators whose useful mode i occupies the whole chip
   double shortest_s_[kMostOps<Bits>];
   double overlap_s_[kMostOps<Bits>];  // shortest mode that allows overlap
-  double alone_s_[kMostOps<Bits>];    // shortest mode that does not
-  double rest_s_[kMostOps<Bits>];  // longest path from the end of an operator to that of the layer
+  double alone_s_[kMostOps<Bits>];    // shortest mode that does not allow it
+  double rest_s_[kMostOps<Bits>];     // longest path from the end of an operator to the layer's
   std::int32_t useful_count_[kMostOps<Bits>];
   std::int32_t useful_[kMostOps<Bits>][kMaxModes];
   std::int32_t rank_[kMostOps<Bits>];     // position of an operator by rest_s_, longest first
@@ -170,7 +171,7 @@ class LayerFacts {
   int most_useful_ = 0;
   int weightings_ = 0;
   mutable std::int32_t best_weighting_ = 0;   // weighting whose bound prunes most states
-  mutable std::int32_t other_weighting_ = 0;  // weighting tried after it last time
+  mutable std::int32_t other_weighting_ = 0;  // weighting last tried after that one
   int path_weighting_ = -1;
   int path_size_ = 0;
   std::int32_t path_[kMostOps<Bits>];  // the longest path
@@ -178,21 +179,20 @@ class LayerFacts {
   Bits network_ops_ = 0;  // operators that use the network
   double network_rate_ = 0.0;
   std::int32_t by_gain_[kMostOps<Bits>];  // the longest path, largest gain first
-  double gain_[kMostOps<Bits>];
-  double area_s_[kMostOps<Bits>];  // share of the tensor cores times seconds, in overlapped modes
+  double gain_[kMostOps<Bits>];           // see find_gains()
+  double area_s_[kMostOps<Bits>];  // least share of tensor cores times seconds, if overlapped
   int off_path_count_ = 0;
   std::int32_t off_path_[kMostOps<Bits>];  // operators neither on the longest path nor network
   Bits path_overlaps_[kMostOps<Bits>];     // operators of the path that may overlap off_path_[i]
-  double waste_s_[kMostOps<Bits>];         // least waste of a gap with off_path_[i]; falls with i
-  // Least share of the chip times seconds of an operator; overlap_share_s_: if it may not run
-  // alone.
+  double waste_s_[kMostOps<Bits>];         // least_waste() of a gap with off_path_[i], falling
+  // Least rate times seconds over the modes of an operator; overlap_share_s_: over those that allow
+  // overlap.
   double share_s_[kMaxWeightings][kMostOps<Bits>], overlap_share_s_[kMaxWeightings][kMostOps<Bits>];
-  double rate_[kMaxWeightings]
-              [kMostOps<Bits> * kMaxModes];  // share of the chip that a mode occupies
+  double rate_[kMaxWeightings][kMostOps<Bits> * kMaxModes];  // of each mode
 };
 
-// Improves a schedule in which operators without successors overlap others, by changing the modes
-// of those others one after another.
+// Replaces a schedule by a shorter one if local search finds one: operators without successors
+// overlap the others, and the modes of the others are changed run by run.
 template <typename Bits>
 void improve_schedule(const LayerFacts<Bits>& facts, LayerSolution* best);
 

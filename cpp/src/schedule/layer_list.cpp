@@ -13,8 +13,8 @@ namespace {
 enum class ModeChoice {
   kFastest,
   kNarrowest,
-  kShared,  // the narrowest if a running operator lasts longer anyway; else the fastest, if all
-            // ready operators in turn at that speed take less than this one in its narrowest mode
+  kShared,  // the fastest if its time x the number of ready operators is below the time of the
+            // narrowest, and no running operator lasts as long as that; else the narrowest
 };
 
 template <typename Bits>
@@ -66,7 +66,7 @@ LayerSolution list_with(const LayerFacts<Bits>& facts, ModeChoice choice) noexce
 // Decisions of an OverlapSchedule about the operators with successors.
 template <typename Bits>
 struct Choices {
-  std::int8_t useful[kMostOps<Bits>];    // position among its useful modes
+  std::int8_t useful[kMostOps<Bits>];    // position of the chosen mode among the useful ones
   std::int8_t wait_for[kMostOps<Bits>];  // delayed until this operator starts; -1: not delayed
   bool operator==(const Choices&) const = default;
 };
@@ -119,8 +119,8 @@ class OverlapSchedule {
   }
 
  private:
-  // Lower bound on the end: now plus the longest tail of the operators that have not started, minus
-  // a margin for rounding.
+  // Lower bound on the end of the schedule: now plus the longest tail of the operators that have
+  // not started, minus a margin for rounding.
   double least_end(const PartialSchedule<Bits>& m) noexcept {
     while (next_ < facts_.size() && (m.started & op_bit<Bits>(by_tail_[next_])) != 0) ++next_;
     const double longest_s = next_ < facts_.size() ? facts_.tail_s(by_tail_[next_]) : 0.0;
@@ -180,8 +180,8 @@ class OverlapSchedule {
     return partial.now_s;
   }
 
-  // Starts leaves that overlap the running operators: as many as gain more than they delay the
-  // rest.
+  // Starts leaves that overlap the running operators, shortest first. Their number is the one with
+  // the largest gain: the time that they would take alone, less the delay of the end of the gap.
   void start_leaves(PartialSchedule<Bits>* partial) noexcept {
     std::int32_t ready[kMostOps<Bits>];
     int count = 0;
@@ -320,7 +320,8 @@ class Improvement {
     return (alone_s + longest_s) * kRoundedDown;
   }
 
-  // Choices tried before were no shorter than the current best.
+  // Keeps the changed choices if their schedule is shorter than that of the current ones. Choices
+  // that were tried before are not: schedules of the current choices only get shorter.
   bool keep_if_shorter(const Choices<Bits>& changed) {
     if (least_s(changed) >= reached_s_) return false;
     if (!tried_.insert(changed).second) return false;

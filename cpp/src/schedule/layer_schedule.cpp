@@ -12,8 +12,8 @@ namespace phaze {
 namespace {
 
 constexpr std::int64_t kBetweenChecks = 256;  // nodes between checks of the clock
-// Nodes before the local search runs, which takes as long as hundreds of them; most searches that
-// only decide need no better schedule.
+// Nodes searched before the local search runs, which takes as long as hundreds of nodes; most
+// searches that only decide whether a schedule below `enough_s` exists need no better schedule.
 constexpr std::int64_t kBeforeImproving = 256;
 constexpr std::int64_t kBeforeImprovingToDecide = 2048;
 constexpr std::size_t kMaxRemembered = 1u << 20;
@@ -29,7 +29,7 @@ struct State {
   // not be tried.
   Bits barred;
   // [i]: operators whose useful mode i could have started at the previous node and did not.
-  // Starting it now would only delay it, so that is not tried.
+  // Starting such an operator in that mode now would only delay it, so this is not tried.
   Bits passed[kMaxModes];
 };
 
@@ -80,8 +80,8 @@ class Search {
         below_s_(std::min(best.makespan_s, limits.enough_s)),
         begun_(std::chrono::steady_clock::now()) {}
 
-  // Returns true if the whole tree was searched: nothing is shorter than the best, or than
-  // `enough_s`.
+  // Returns true if the whole tree was searched: no schedule is shorter than the best one found, or
+  // than `enough_s` if that is less.
   bool run() {
     State<Bits> root;
     root.partial = facts_.beginning();
@@ -101,7 +101,7 @@ class Search {
     double bound_s;
     double tail_s;
     std::int32_t op;      // an operator, kWait or kEnd
-    std::int32_t useful;  // position among its useful modes
+    std::int32_t useful;  // position among the operator's useful modes
     std::int32_t turn;    // position of the operator in start order
   };
 
