@@ -817,10 +817,8 @@ def _roots(
     if not all(known.values()):
         roots = schedule_layers(costs, max_nodes=1, threads=threads)
         bounds_s, proven = roots.bound_s[:, 0].tolist(), roots.proven[:, 0].tolist()
-        for (
-            key,
-            at,
-        ) in places.items():  # the entry refers to the layer, so that its id is not reused
+        for key, at in places.items():
+            # The entry refers to the layer, so that its id is not reused.
             entry = layers[key], bounds_s[at : at + 2], proven[at : at + 2]
             known[key] = _ROOTS.put((query, key), entry)
     entries = [entry for entry in known.values() if entry is not None]
