@@ -515,7 +515,8 @@ def _shares(graph: OpGraph, levels: Array, batch: Machines) -> Array:
         moved = np.where(low, moved, np.maximum(from_hbm, moved * levels[:, 1:]))
     charged = traffic._replace(moved=moved)
     kept, spared = charged.kept_shares, charged.spared_shares
-    # A byte that takes longer to write than to read is part of no bound by compulsory bytes.
+    # Bounds by compulsory bytes take each byte at the rate of reads, so where writes are slower no
+    # bytes are spared.
     slow_writes = bool((batch.tunings["hbm_write_share"] < 1.0).any())
     hbm = traffic._replace(moved=from_hbm).kept_shares
     return np.stack([kept, kept if slow_writes else spared, hbm, stacked_bytes, moved - from_hbm])

@@ -130,8 +130,8 @@ class PipelineOrder {
     sink_.segment(1);
   }
 
-  // `warm` forward passes; then input gradients, each followed by the weight gradient of `late`
-  // micro-batches before it and by the next forward pass, while any remain.
+  // `warm` forward passes; then input gradients, each followed by the weight gradient of the
+  // micro-batch that is `late` places before it, and by the next forward pass while any remain.
   void zero_bubble(std::int64_t warm, std::int64_t late) {
     const std::int64_t steady = m_ - warm;  // input gradients with a forward pass after them
     const std::int64_t early = std::min(late, steady);
@@ -1124,7 +1124,8 @@ void PipelinePlayer::Game::resume(std::int64_t done) {
   }
 }
 
-// The time when the last device of each step is free; a state begins with the devices' clocks.
+// For each of the steps that are simulated together, the time when all its devices are free. The
+// first numbers of a state are the clocks of the devices.
 template <std::size_t W>
 std::array<double, W> PipelinePlayer::Game::ends() {
   std::array<double, W> last_s{};

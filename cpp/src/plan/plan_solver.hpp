@@ -67,7 +67,8 @@ FeasibleRecompute feasible_recompute(int variants, bool first_is_fastest, bool s
     }
   }
   if (equal_blocks) return feasible;
-  // If blocks or chunks differ, the order matters: the later blocks may be those with less memory.
+  // If blocks or chunks differ, those that come later may need less memory. So as many of the first
+  // blocks as fit are tried in `more`, which does not fit in all of them.
   for (int rest = 0; rest < variants; ++rest) {
     for (int more = 0; more < variants && fits[rest]; ++more) {
       if (fits[more]) continue;
