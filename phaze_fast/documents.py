@@ -36,7 +36,7 @@ class _Rules(yaml.constructor.SafeConstructor):
     """YAML 1.1 as PyYAML reads it, but `1.2e12` is a number and a repeated key is a fault."""
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Expand ``<<`` merges, and refuse too many keys: each level of a hostile file doubles them."""
+        """Expand ``<<`` merges; refuse too many keys: levels of a hostile file double them."""
         merged = [value for key, value in node.value if key.tag == "tag:yaml.org,2002:merge"]
         many = any(len(value.value) > _MOST_MERGED for value in merged)
         if not many:

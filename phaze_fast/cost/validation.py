@@ -362,7 +362,7 @@ class ErrorSizes:
 
     @staticmethod
     def sizes(measured: Array, predicted: Array) -> dict[str, Any]:
-        """Return the fields of this record for errors of predictions, which have the measured unit."""
+        """Return the fields of this record, of predictions in the unit of what is measured."""
         errors = predicted / measured - 1.0
         size = np.abs(errors)
         return {

@@ -141,7 +141,7 @@ class PricedChips:
         return self.parts.times(makespan_s, sure)
 
     def bound(self, step: str, threads: int = 1) -> KindTimes:
-        """Bound the layers' times from below as a step of `STEPS` does: mapped or schedule_bound."""
+        """Bound times of layers from below by a step of `STEPS`: mapped or schedule_bound."""
         if step == "schedule_bound":
             _, bound_s, proven = self._root(threads)
             return self._times(bound_s, proven)

@@ -136,7 +136,7 @@ class _PairSearch:
         self.least[i, at] = np.maximum(self.least[i, at], np.where(within, value, above))
 
     def start(self, single: Winner) -> None:
-        """Evaluate all models on the best single chip and on the chips where a model's bound is least."""
+        """Evaluate all models on the best single chip and on those of their least bounds."""
         first = {int(np.argmin(least)) for least in self.least}
         first |= {int(np.flatnonzero((self.groups.chip == single.chip).any(axis=1))[0])}
         at = np.array(sorted(first))
