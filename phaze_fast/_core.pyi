@@ -431,6 +431,14 @@ PLAN_STATUS_SENTENCES: tuple[str, ...]
 MEMORY_RULE: dict[str, int]
 WIDTHS: tuple[str, ...]
 
+def layouts_fit(
+    layouts: _Array,
+    strategies: _Array,
+    sizes: _Array,
+    order: _Array,
+    training: _Array,
+    memory_limits: _Array,
+) -> _Array: ...
 def check_widths(widths: Sequence[_Array], devices: int, global_batch: int) -> _Array: ...
 
 class LaidOut(NamedTuple):
@@ -534,6 +542,7 @@ class PlanSpace:
         self, strategy: int, least: object, memory_limit: _Array, threads: int
     ) -> _Array: ...
     def work_bounds(self, strategy: int, work_s: _Array, memory_limit: _Array) -> _Array: ...
+    def layout_bounds(self, times: object, memory_limit: int) -> _Array: ...
     def solve(
         self, times: object, layout: int, memory_limit: int, below_s: float
     ) -> SolvedLayout: ...

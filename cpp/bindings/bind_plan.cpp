@@ -159,7 +159,7 @@ class PyPlanSpace {
   std::size_t layouts() const { return space_.layouts(); }
 
   // Estimates of even partitions: the fields of PlanEstimate as columns, numbers and codes apart.
-  // Layout k has row place[k]; rows without a layout have their `status`, and NaN as time.
+  // Layout k has row place[k]; rows without an estimate have their `status`, and NaN as time.
   py::object estimate_even(const py::object& times, const py::object& variant, double usable_bytes,
                            const py::object& free, const py::object& place,
                            const py::object& status, int threads) const {
@@ -388,6 +388,19 @@ class PyPlanSpace {
       for (std::size_t k = 0; k < out.size(); ++k) {
         out[k] =
             space_.work_bound_s(strategy, seconds[k], static_cast<std::size_t>(memory_limits[k]));
+      }
+    });
+  }
+
+  // Quick lower bounds of all layouts.
+  py::array_t<double> layout_bounds(const py::object& times, std::int64_t memory_limit) const {
+    const TimesView timed = by_strategy(times);
+    check_limit(memory_limit);
+    return computed<double>(space_.layouts(), [&](std::span<double> out) {
+      for (std::size_t r = 0; r < out.size(); ++r) {
+        out[r] = space_.layout_bound_s(
+            r, timed[static_cast<std::size_t>(space_.layout(r).strategy)],
+            static_cast<std::size_t>(memory_limit), -std::numeric_limits<double>::infinity());
       }
     });
   }
@@ -654,6 +667,7 @@ void bind_plan(py::module_& module) {
            py::arg("memory_limit"), py::arg("threads"))
       .def("work_bounds", &PyPlanSpace::work_bounds, py::arg("strategy"), py::arg("work_s"),
            py::arg("memory_limit"))
+      .def("layout_bounds", &PyPlanSpace::layout_bounds, py::arg("times"), py::arg("memory_limit"))
       .def("solve", &PyPlanSpace::solve, py::arg("times"), py::arg("layout"),
            py::arg("memory_limit"), py::arg("below_s"));
 }

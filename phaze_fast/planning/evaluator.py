@@ -59,6 +59,7 @@ ANY_LIMIT_BYTES = 0.0
 """Memory limit for estimates whose status is not read: only the status depends on the limit."""
 # Factors that keep bounds valid although sums in another order differ in their last digits.
 _ROUNDED_DOWN, _ROUNDED_UP = 1.0 - 1e-9, 1.0 + 1e-9
+_EVEN_AT_ONCE = 64  # layouts whose even partitions are estimated before bounds are compared
 _OF_STRATEGY = (
     *("tp", "cp", "cp_kind", "ep", "etp", "dispatcher", "expert_overlap", "overlap_experts"),
     *("micro_batch", "offload_optimizer"),
@@ -276,15 +277,13 @@ class PlanEvaluator:
     @cached_property
     def fits(self) -> Array:
         """Whether some partition of each layout fits, shape (layouts, capacities)."""
-        fits = np.zeros((len(self.layouts), len(self.limits_bytes)), dtype=np.uint8)
-        if fits.size:
-            from phaze_fast.memory.kernel import layouts_fit  # Numba takes a while to import
-
-            layouts_fit(
-                self.layouts, self._strategies, self._kinds, self._order, self._record[0],
-                np.maximum(self.limits_bytes, 0.0), fits,
-            )  # fmt: skip
-        return fits
+        shape = len(self.layouts), len(self.limits_bytes)
+        if not all(shape):
+            return np.zeros(shape, dtype=np.uint8)
+        return _core.layouts_fit(
+            self.layouts, self._strategies, np.ascontiguousarray(self._kinds).reshape(-1),
+            self._order, self._record, np.maximum(self.limits_bytes, 0.0),
+        ).reshape(shape)  # fmt: skip
 
     @cached_property
     def layout_counts(self) -> Array:
@@ -505,7 +504,8 @@ class PlanEvaluator:
         times
             One row per strategy.
         variants
-            What each layout recomputes, as `recompute_code` writes it; -1: the fastest that fits.
+            What each layout recomputes, as `recompute_code` writes it; -1: the fastest that fits,
+            -2: the layout is not estimated.
         limit_bytes
             Usable memory of a device.
         free
@@ -531,23 +531,32 @@ class PlanEvaluator:
 
         With several recompute variants, each stage uses the cheapest that fits.
         """
+        if not len(self.layouts):
+            return []
         limit_bytes = float(max(self.limits_bytes[limit], 0.0))
-        at = np.arange(len(self.layouts), dtype=np.int64)
-        fastest = np.full(len(at), -1, dtype=np.int32)
-        estimates = self.estimate_even(times, fastest, limit_bytes, threads=threads)
         # Megatron-LM interleaves equal chunks, and micro-batches in groups of as many as stages.
         chunks = self.layouts["pp"] * self.layouts["vpp"]
-        uneven = (self.sizes[0].blocks % chunks != 0) if len(at) else np.zeros(0, dtype=bool)
+        uneven = self.sizes[0].blocks % chunks != 0
         uneven |= self.layouts["micro_batches"] % self.layouts["pp"] != 0
         uneven &= self.layouts["vpp"] > 1
-        seconds = np.where((estimates["status"] == 0) & ~uneven, estimates["time_s"], np.inf)
-        if not len(seconds) or not np.isfinite(seconds.min()):
+        bounds = np.where(uneven, np.inf, self.space.layout_bounds(times, limit))
+        order = np.argsort(bounds, kind="stable")
+        found = np.full((2, len(order)), np.inf)  # seconds and bytes
+        for begin in range(0, len(order), _EVEN_AT_ONCE):
+            wave = order[begin : begin + _EVEN_AT_ONCE]
+            if np.isinf(bounds[wave[0]]) or bounds[wave[0]] > found[0].min():
+                break
+            variants = np.full(len(order), -2, dtype=np.int32)
+            variants[wave] = -1
+            estimates = self.estimate_even(times, variants, limit_bytes, threads=threads)
+            fits = wave[(estimates["status"][wave] == 0) & np.isfinite(bounds[wave])]
+            found[:, fits] = estimates["time_s"][fits], estimates["memory_bytes"][fits]
+        best = int(np.argmin(found[0]))
+        if np.isinf(found[0, best]):
             return []
-        best = int(np.argmin(seconds))
         _, cuts, variants = self.space.even_partition(times, best, -1, limit_bytes)
-        memory = float(estimates["memory_bytes"][best])
         borders = (tuple(cuts.tolist()), tuple(variants.tolist()))
-        return [Placed(float(seconds[best]), memory, best, *borders)]
+        return [Placed(*found[:, best].tolist(), best, *borders)]
 
     # ---- plans in full ----
 

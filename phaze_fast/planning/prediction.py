@@ -63,7 +63,7 @@ def _evaluator(model: Model, cluster: Cluster, spec: PlanSpec) -> PlanEvaluator:
     sizes = strategy_sizes(model, strategy, spec.modes, *runs)
     capacity = float(memory_of(cluster.chip).capacity_bytes)
     evaluator = PlanEvaluator(model, cluster, training, [capacity], ([sizes], spec.layout))
-    # A given plan is estimated even if it does not fit; the test of that would load Numba.
+    # A given plan is estimated even if it does not fit.
     evaluator.fits = np.ones((len(spec.layout), 1), dtype=np.uint8)
     return evaluator
 

@@ -44,7 +44,7 @@ WIDER_TESTS = tuple(
 )
 """Folders of tests for mutants in any package of Python, after those of the package itself."""
 NUMBA = "phaze_fast/memory/kernel.py"
-NUMBA_TESTS = ("memory", "planning")
+NUMBA_TESTS = ("memory",)
 """Folders of tests for what Numba compiles, run without it."""
 RUN = """
 import sys

@@ -47,14 +47,8 @@ double phaze_unsharded_bytes(std::int64_t zero, double parameters, double traine
 // micro-batch. If `by_layer`, `freed` and `later` are the stash that later layers have freed and
 // their gradients while the layer with the largest peak runs backward, and `late_last`,
 // `late_first` and `late_first_stash` are not used. `share` is the fraction lost to allocator
-// fragmentation.
-double phaze_peak_total(double stash, double live, double once, double buffers, double late,
-                        double late_last, double late_first, double late_first_stash,
-                        double in_flight, double micro_batches, double share, std::int64_t by_layer,
-                        double freed, double later) noexcept;
-
-// The peak of phaze_peak_total() by term: writes activations, recomputed bytes, logits, late
-// gradients and the total to out[5], and returns the instant (PeakInstant).
+// fragmentation. Writes activations, recomputed bytes, logits, late gradients and the total to
+// out[5], and returns the instant (PeakInstant).
 std::int64_t phaze_peak(double stash, double live, double once, double buffers, double late,
                         double late_last, double late_first, double late_first_stash,
                         double in_flight, double micro_batches, double share, std::int64_t by_layer,

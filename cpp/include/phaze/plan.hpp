@@ -135,6 +135,23 @@ struct PlanProblem {
   bool some_blocks = false;                // whether a stage may recompute only some of its blocks
 };
 
+// Layouts and what their memory depends on.
+struct FitProblem {
+  TrainingRecord training;
+  std::span<const std::int32_t> order;  // kind of each position
+  std::span<const StrategyRecord> strategies;
+  // [strategy][kind]; the kind after the last is the head with its copy of a tied embedding.
+  std::span<const LayerKindRecord> sizes;
+  std::span<const LayoutRecord> layouts;
+};
+
+// Marks in `fits` ([layout][limit]) the layouts with a partition that fits. Stages are packed from
+// the last to the first, each with as many layers as fit in some recompute variant; with schedules
+// that assign layers to chunks, a layout is marked unless the fewest blocks of a stage do not fit.
+// Layers that must be in one stage are not considered.
+Status layouts_fit(const FitProblem& problem, std::span<const double> usable_bytes,
+                   std::span<std::uint8_t> fits);
+
 // Seconds and joules of each kind of layer on one chip under one strategy, per micro-batch.
 // Arrays by variant are [kMaxVariants][kinds].
 struct KindTimes {
@@ -411,7 +428,7 @@ class PlanSpace {
   PlanStatus check_partition(std::size_t layout, const Partition& partition) const;
 
   // Calls `put` with layout first + k and the estimate of its even partition with variants[k], for
-  // every k. `times` returns the times of a strategy; `free` has such a function for each level, or
+  // every k; -1: each stage with its fastest that fits, -2: no estimate. `times` returns the times of a strategy; `free` has such a function for each level, or
   // is empty: no parts. A layout without an even partition gets a status and NaN as time.
   using TimesOf = std::function<KindTimes(std::size_t)>;
   using Put = std::function<void(std::size_t, const PlanEstimate&)>;
@@ -458,8 +475,10 @@ class PlanSpace {
 
   // ---- bounds ----
 
-  // Lower bound on every plan of a layout; infinite if it does not fit.
-  double layout_bound_s(std::size_t layout, const KindTimes& least, std::size_t memory_limit) const;
+  // Lower bound on every plan of a layout; infinite if it does not fit. A cheaper, weaker bound if
+  // that is above `enough_s` already.
+  double layout_bound_s(std::size_t layout, const KindTimes& least, std::size_t memory_limit,
+                        double enough_s = std::numeric_limits<double>::infinity()) const;
   // The least layout_bound_s() of the layouts of a strategy.
   double strategy_bound_s(std::int32_t strategy, const KindTimes& least,
                           std::size_t memory_limit) const;

@@ -57,15 +57,6 @@ double phaze_unsharded_bytes(std::int64_t zero, double parameters, double traine
                          shards, layers);
 }
 
-double phaze_peak_total(double stash, double live, double once, double buffers, double late,
-                        double late_last, double late_first, double first_stash, double in_flight,
-                        double micro_batches, double share, std::int64_t by_layer, double freed,
-                        double later) noexcept {
-  return peak_bytes({stash, live, once, buffers, by_layer != 0, freed, later},
-                    {late, late_last, late_first, first_stash}, in_flight, micro_batches, share)
-      .total;
-}
-
 std::int64_t phaze_peak(double stash, double live, double once, double buffers, double late,
                         double late_last, double late_first, double first_stash, double in_flight,
                         double micro_batches, double share, std::int64_t by_layer, double freed,

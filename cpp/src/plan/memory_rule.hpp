@@ -1,5 +1,5 @@
 // The memory rule: micro-batches in flight, ZeRO's shards and the peak bytes of a stage. Numba's
-// loops over grids (phaze_fast/memory/kernel.py) call it through memory_c.hpp.
+// loop over stages (phaze_fast/memory/kernel.py) calls it through memory_c.hpp.
 #pragma once
 
 #include <algorithm>

@@ -101,6 +101,7 @@ void PlanSpace::estimate_even(std::size_t first, std::span<const std::int32_t> v
   std::int32_t strategy = -1;
   std::int32_t variant = -1;
   for (std::size_t k = 0; k < variants.size(); ++k) {
+    if (variants[k] < -1) continue;
     const LayoutRecord& l = impl_->layouts[first + k].record;
     const bool same = !group.empty() && variants[k] == variant &&
                       same_shape(l, impl_->layouts[group.front()].record);
@@ -187,9 +188,9 @@ std::vector<PlacedPlan> PlanSpace::front(std::span<const KindTimes> times, std::
 }
 
 double PlanSpace::layout_bound_s(std::size_t layout, const KindTimes& least,
-                                 std::size_t memory_limit) const {
+                                 std::size_t memory_limit, double enough_s) const {
   const StepTotals totals = totals_of(*impl_, impl_->layouts[layout].record.strategy, least);
-  return bound_of_layout(*impl_, layout, memory_limit, totals, least, kInfinite);
+  return bound_of_layout(*impl_, layout, memory_limit, totals, least, enough_s);
 }
 
 double PlanSpace::strategy_bound_s(std::int32_t strategy, const KindTimes& least,

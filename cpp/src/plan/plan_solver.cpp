@@ -805,24 +805,40 @@ double AssignmentSearch::add_stage(const StageLoad& stage, Bound* bound) const {
   return bound->least_s;
 }
 
+// The load of a stage of `partition` with the fastest variant of every layer, or, once it was
+// chosen, with the recomputation of the stage.
+AssignmentSearch::StageLoad AssignmentSearch::least_load(const Partition& partition, int stage) {
+  KnownLoad* known = known_load(stage);
+  if (known != nullptr && known->of_class == class_) return known->load;
+  const StageLoad load = load_of(partition, stage, -1);
+  if (known != nullptr) *known = {class_, load, -1};
+  return load;
+}
+
+// Chooses the recomputation of a stage; the load is infinite if the stage does not fit.
+AssignmentSearch::StageLoad AssignmentSearch::chosen_load(const Partition& partition, int stage,
+                                                          std::int32_t* code) {
+  KnownLoad* known = known_load(stage);
+  if (known != nullptr && known->of_class == class_ && known->recompute >= 0) {
+    *code = known->recompute;
+    return known->load;
+  }
+  *code = recompute_.fastest_of_assigned(partition, stage);
+  const StageLoad load = *code < 0 ? StageLoad{0.0, kInfinite} : load_of(partition, stage, *code);
+  if (known != nullptr) *known = {class_, load, *code};
+  return load;
+}
+
 // Returns false if a stage does not fit, or once the step is certain to exceed the limit.
 bool AssignmentSearch::choose_recompute(double limit_s, Partition* partition) {
   partition->variants.assign(at(on_.stages), 0);
   Bound bound;
   for (int stage = 0; stage < on_.stages; ++stage) {
-    KnownLoad* known = known_load(stage);
-    const bool chosen = known != nullptr && known->of_class == class_ && known->recompute >= 0;
-    const std::int32_t code =
-        chosen ? known->recompute : recompute_.fastest_of_assigned(*partition, stage);
-    const StageLoad load = chosen     ? known->load
-                           : code < 0 ? StageLoad{0.0, kInfinite}
-                                      : load_of(*partition, stage, code);
-    if (known != nullptr && !chosen) *known = {class_, load, code};
-    if (add_stage(load, &bound) > limit_s * kLoose || code < 0) {
-      last_too_long_ = stage;
-      return false;
-    }
-    partition->variants[at(stage)] = code;
+    std::int32_t& code = partition->variants[at(stage)];
+    const StageLoad load = chosen_load(*partition, stage, &code);
+    if (add_stage(load, &bound) <= limit_s * kLoose && code >= 0) continue;
+    last_too_long_ = stage;
+    return false;
   }
   return true;
 }
@@ -868,11 +884,7 @@ bool AssignmentSearch::offer(double below_s, PlacedPlan* best) {
   const double limit = limit_s(below_s, *best);
   Bound bound;
   for (int stage = 0; stage < on_.stages; ++stage) {
-    KnownLoad* known = known_load(stage);
-    const bool timed = known != nullptr && known->of_class == class_;
-    const StageLoad load = timed ? known->load : load_of(partition_, stage, -1);
-    if (known != nullptr && !timed) *known = {class_, load, -1};
-    if (add_stage(load, &bound) > limit * kLoose) return false;
+    if (add_stage(least_load(partition_, stage), &bound) > limit * kLoose) return false;
   }
   if (!choose_recompute(limit, &partition_)) return false;
   const double tail_s = step_.take_passes(partition_);
@@ -896,6 +908,56 @@ bool AssignmentSearch::offer(double below_s, PlacedPlan* best) {
   }
   if (in_tree_ && chain != nullptr) tree_.add(*chain, tree_limit_s(below_s, *best));
   return true;
+}
+
+// Finds the rows of `extras` longer chunks, by their first chunk and cyclic, with which each stage
+// by itself fits and takes at most the limit. All blocks are equal, so a stage depends on its own
+// chunks alone, and rows that begin between two of its chunks make the same ones longer, with one
+// more if they reach the next.
+void AssignmentSearch::find_rows(int first, int base, int extras, double limit_s) {
+  const int count = static_cast<int>(extra_.size());
+  const int stages = on_.stages;
+  rows_.assign(at(count), 1);
+  if (!on_.space->equal_blocks || !on_.space->chain) return;
+  partition_.cuts.assign(at(count) + 1, on_.space->layers);
+  const auto within = [&](int stage, int begin) {
+    const auto before = [&](int place) {  // longer chunks before a place
+      return std::min(place, std::max(0, begin + extras - count)) +
+             std::clamp(place - begin, 0, std::min(extras, count - begin));
+    };
+    const auto cut = [&](int place) {
+      return place == 0       ? 0
+             : place == count ? on_.space->layers
+                              : first + place * base + before(place);
+    };
+    for (int place = stage; place < count; place += stages) {
+      extra_[at(place)] = before(place + 1) - before(place);
+      partition_.cuts[at(place)] = cut(place);
+      partition_.cuts[at(place) + 1] = cut(place + 1);
+    }
+    const double most_s = limit_s * kLoose;
+    std::int32_t code = 0;
+    return rounds_of(on_.record()) * least_load(partition_, stage).load_s <= most_s &&
+           rounds_of(on_.record()) * chosen_load(partition_, stage, &code).load_s <= most_s;
+  };
+  // Rows that begin at `from` .. `to` - 1 are alike for the stage.
+  const auto keep = [&](int stage, int from, int to) {
+    int begin = from;
+    while (begin < to && rows_[at((begin + count) % count)] == 0) ++begin;
+    if (begin == to || within(stage, (begin + count) % count)) return;
+    for (; begin < to; ++begin) rows_[at((begin + count) % count)] = 0;
+  };
+  for (int k = -1; k < stages; ++k) {
+    const int stage = k < 0 ? last_too_long_ % stages : k;
+    for (int place = stage; place < count; place += stages) {
+      const int more = extras % stages;
+      keep(stage, place + 1 - stages, place + 1 - more);
+      keep(stage, place + 1 - more, place + 1);
+    }
+    if (std::find(rows_.begin(), rows_.end(), 1) != rows_.end()) continue;
+    last_too_long_ = stage;
+    return;
+  }
 }
 
 // Tries assignments with the embedding and the head counted as layers or not. If there are many,
@@ -931,7 +993,12 @@ void AssignmentSearch::try_all(bool count_first, bool count_last, double below_s
   }
   spread_evenly(total);
   offer_cut();
+  rows_.assign(at(count), 1);
+  if (on_.schedule() == PipelineSchedule::kInterleaved) {
+    find_rows(count_first ? 0 : on_.space->first_block, base, extras, limit_s(below_s, *best));
+  }
   for (int begin = 0; begin < count; ++begin) {
+    if (rows_[at(begin)] == 0) continue;
     for (int c = 0; c < count; ++c) extra_[at((begin + c) % count)] = c < extras ? 1 : 0;
     offer_cut();
   }

@@ -497,8 +497,11 @@ class AssignmentSearch {
   KnownLoad* known_load(int stage);
   bool known_too_long(double limit_s);
   double limit_s(double below_s, const PlacedPlan& best) const noexcept;
+  StageLoad least_load(const Partition& partition, int stage);
+  StageLoad chosen_load(const Partition& partition, int stage, std::int32_t* code);
   bool choose_recompute(double limit_s, Partition* partition);
   bool offer(double below_s, PlacedPlan* best);  // whether a step was simulated
+  void find_rows(int first, int base, int extras, double limit_s);
   void try_all(bool count_first, bool count_last, double below_s, PlacedPlan* best);
   double tree_limit_s(double below_s, const PlacedPlan& best) const noexcept;
   double known_s(const std::vector<std::int32_t>& cuts, double below_s);
@@ -508,6 +511,7 @@ class AssignmentSearch {
   StepPlayer& step_;
   std::vector<std::int32_t> extra_;  // by chunk: whether it has one more layer than others
   std::vector<double> loads_s_;      // scratch: by stage
+  std::vector<std::uint8_t> rows_;   // by first chunk: whether that row of longer chunks is tried
   Partition partition_;              // that is offered
   std::vector<KnownLoad> known_;     // by stage and longer chunks
   std::uint32_t class_ = 0;          // number of the class of assignments
