@@ -153,14 +153,27 @@ inline void permute_variants(Case& c, const std::vector<std::size_t>& order) {
   }
 }
 
+inline constexpr TrainingRecord kTraining{2.0,  4.0,  12.0, 0.03, 1e6, 0.2,
+                                          1e-9, 1e-8, 2.0,  0.0,  0,   2};
+
 inline Status built(Case& c, bool some_blocks = false) {
-  const TrainingRecord training{2.0, 4.0, 12.0, 0.03, 1e6, 0.2, 1e-9, 1e-8, 2.0, 0.0, 0, 2};
   const PlanProblem problem{
-      c.fabric, c.fabric.devices, training, 3,         c.order,    c.from, c.to, {},
-      {},       c.strategies,     c.sizes,  c.layouts, some_blocks};
+      c.fabric, c.fabric.devices, kTraining, 3,         c.order,    c.from, c.to, {},
+      {},       c.strategies,     c.sizes,   c.layouts, some_blocks};
   const std::vector<double> memory_limits{c.memory_limit};
   const std::vector<std::uint8_t> fits(c.layouts.size(), 1);
   return c.space.build(problem, memory_limits, fits);
+}
+
+// Whether each layout fits the case's memory limit, and none of memory.
+inline std::vector<std::uint8_t> layouts_that_fit(const Case& c, Status* status) {
+  std::vector<LayerKindRecord> sizes = c.sizes;
+  sizes.push_back(sizes.back());
+  sizes.back().parameters += c.strategies[0].copied_parameters;
+  const std::vector<double> limits{c.memory_limit, 0.0};
+  std::vector<std::uint8_t> fits(limits.size() * c.layouts.size(), 2);
+  *status = layouts_fit({kTraining, c.order, c.strategies, sizes, c.layouts}, limits, fits);
+  return fits;
 }
 
 }  // namespace phaze

@@ -103,10 +103,19 @@ void one_case(unsigned seed) {
   const KindTimes times = c.times();
   double best = kInfinite;
   double least_bound = kInfinite;
+  Status status{};
+  const std::vector<std::uint8_t> fits = layouts_that_fit(c, &status);
+  CHECK(status == Status::kOk);
   for (std::size_t k = 0; k < c.layouts.size(); ++k) {
     const LayoutRecord& l = c.layouts[k];
     const PlacedPlan plan = c.space.best_of_layout(k, times, c.memory_limit, kInfinite);
     const double bound = c.space.layout_bound_s(k, times, 0);
+    CHECK(c.space.layout_bound_s(k, times, 0, -kInfinite) <= bound);
+    const bool packed =
+        l.pp == 1 || l.schedule == 0 || (l.schedule == 3 && l.micro_batches >= l.pp);
+    const bool fitting = plan.time_s < kInfinite;
+    CHECK(packed ? (fits[2 * k] == 1) == fitting : fits[2 * k] == 1 || !fitting);
+    CHECK(!packed || fits[2 * k + 1] == 0);
     least_bound = std::min(least_bound, bound);
     best = std::min(best, plan.time_s);
     if (plan.time_s == kInfinite) {
