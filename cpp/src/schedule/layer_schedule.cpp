@@ -231,6 +231,18 @@ class Search {
     std::copy(mode_, mode_ + facts_.size(), best_.mode);
   }
 
+  // Inserts a child after those that are at least as promising.
+  static void insert(const Child& child, std::vector<Child>* children) {
+    children->push_back(child);
+    std::size_t at = children->size() - 1;
+    const auto better = [&](const Child& other) {
+      return child.bound_s != other.bound_s ? child.bound_s < other.bound_s
+                                            : child.tail_s > other.tail_s;
+    };
+    for (; at > 0 && better((*children)[at - 1]); --at) (*children)[at] = (*children)[at - 1];
+    (*children)[at] = child;
+  }
+
   // Children of a state that may still improve on the incumbent, most promising first.
   std::vector<Child>& children_of(const State<Bits>& s, std::size_t depth) {
     if (depth >= levels_.size()) levels_.resize(depth + 1);
@@ -241,7 +253,7 @@ class Search {
       Child child{0.0, op < 0 ? -1.0 : facts_.tail_s(op), op, useful, turn};
       follow(s, child, &next);
       child.bound_s = facts_.bound(next.partial, next.barred, below_s_ * (1.0 - kSame));
-      if (!too_late(child.bound_s)) children.push_back(child);
+      if (!too_late(child.bound_s)) insert(child, &children);
     };
     Bits ready = 0;
     for_ops(facts_.all() & ~s.partial.started, [&](int op) {
@@ -266,11 +278,8 @@ class Search {
     if (s.partial.running_count == 0 && (left & ~facts_.leaves()) == 0) {
       double end = s.partial.now_s;
       for_ops(left, [&](int op) { end += facts_.alone_s(op); });
-      if (!too_late(end)) children.push_back({end, 0.0, kEnd, -1, 0});
+      if (!too_late(end)) insert({end, 0.0, kEnd, -1, 0}, &children);
     }
-    std::stable_sort(children.begin(), children.end(), [](const Child& a, const Child& b) {
-      return a.bound_s != b.bound_s ? a.bound_s < b.bound_s : a.tail_s > b.tail_s;
-    });
     return children;
   }
 
@@ -325,12 +334,10 @@ template <typename Bits>
 LayerSolution solve(const LayerProblem& problem, const SearchLimits& limits) {
   LayerFacts<Bits> facts(problem);
   LayerSolution best = best_list_schedule(facts);
-  double bound_s = facts.bound(facts.beginning(), 0, best.makespan_s);
+  const double met_s = best.makespan_s * (1.0 - kSame / 2.0);  // `met` whatever the rounding
+  double bound_s = facts.root_bound(met_s);
   const auto met = [&] { return best.makespan_s <= bound_s * (1.0 + kSame); };
-  if (!met()) {
-    facts.prepare_search();
-    bound_s = facts.bound(facts.beginning(), 0, best.makespan_s);
-  }
+  if (!met()) bound_s = facts.prepare_search(bound_s, met_s);
   best.bound_s = bound_s * kRoundedDown;
   if (met()) {
     best.proved_by = ProvedBy::kListSchedule;
