@@ -732,13 +732,15 @@ void LayerFacts<Bits>::find_gains() noexcept {
 }
 
 // Upper bound on the seconds that the path gains (find_gains) in gaps of `limit_s` seconds in all,
-// if only its operators in `open` run there, each for at most its remaining time `left_s`.
+// if only its operators in `open` run there, each for at most its remaining time `left_s`. Stops
+// once that exceeds `enough_s`.
 template <typename Bits>
-double LayerFacts<Bits>::most_gained(Bits open, const double* left_s,
-                                     double limit_s) const noexcept {
+double LayerFacts<Bits>::most_gained(Bits open, const double* left_s, double limit_s,
+                                     double enough_s) const noexcept {
   double gained = 0.0;
-  for (int i = 0; i < path_size_ && limit_s > 0.0; ++i) {
+  for (int i = 0; i < path_size_ && limit_s > 0.0 && gained <= enough_s; ++i) {
     const int op = by_gain_[i];
+    if (gain_[op] == 0.0) break;
     if ((open & op_bit<Bits>(op)) == 0) continue;
     const double time_s = std::min(limit_s, left_s[op]);
     gained += gain_[op] * time_s;
@@ -799,8 +801,11 @@ double LayerFacts<Bits>::path_bound(const PartialSchedule<Bits>& m, Bits barred)
     open |= path_overlaps_[i] & ~m.done;
     const double waste = std::max(0.0, waste_s_[i] - longer_s);
     if (alone_before_s[i] + waste >= least) continue;
-    const double area_limit = cores > 1 ? area * cores / (cores - 1) : kInfinite;
-    const double filled = fill - network_share_s - most_gained(open, left_s, area_limit);
+    double filled = fill - network_share_s;
+    if (filled > waste) {  // a gain of the difference is as good as a larger one
+      const double area_limit = cores > 1 ? area * cores / (cores - 1) : kInfinite;
+      filled -= most_gained(open, left_s, area_limit, filled - waste);
+    }
     least = std::min(least, alone_before_s[i] + std::max(waste, filled));
   }
   return sum + least;

@@ -108,6 +108,7 @@ class LayerFacts {
   // Operators without successors. One that runs alone can be moved to the end of the schedule.
   Bits leaves() const noexcept { return leaves_; }
   double alone_s(int op) const noexcept { return alone_s_[op]; }
+  double rest_s(int op) const noexcept { return rest_s_[op]; }
   double tail_s(int op) const noexcept { return shortest_s_[op] + rest_s_[op]; }
   // Modes that are not dominated by another mode, fastest first.
   int useful_count(int op) const noexcept { return useful_count_[op]; }
@@ -141,7 +142,8 @@ class LayerFacts {
   void find_twins() noexcept;
   void find_gains() noexcept;
   double least_waste(int from, int to, double length_s, double network_s) const noexcept;
-  double most_gained(Bits open, const double* left_s, double limit_s) const noexcept;
+  double most_gained(Bits open, const double* left_s, double limit_s,
+                     double enough_s) const noexcept;
   double path_bound(const PartialSchedule<Bits>& partial, Bits barred) const noexcept;
   void add_even_weighting(bool by_type) noexcept;
   double most_overlapping(int op, Bits rated, const double* rate) const noexcept;

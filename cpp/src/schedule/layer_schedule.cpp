@@ -107,8 +107,8 @@ class Search {
 
   bool too_late(double bound_s) const noexcept { return bound_s >= below_s_ * (1.0 - kSame); }
 
-  // Advances to the next finish; records the operators that could have started and did not.
-  void wait(State<Bits>* s) const noexcept {
+  // Records the operators that could start and do not, before time advances to the next finish.
+  void pass(State<Bits>* s) const noexcept {
     std::fill(s->passed, s->passed + facts_.most_useful(), Bits{0});
     for_ops(facts_.all() & ~s->partial.started, [&](int op) {
       if (!facts_.may_start(s->partial, op)) return;
@@ -116,8 +116,6 @@ class Search {
         if (facts_.fits(s->partial, facts_.useful(op, u))) s->passed[u] |= op_bit<Bits>(op);
       }
     });
-    facts_.advance(&s->partial);
-    s->first = 0;
   }
 
   // If nothing runs, a ready operator that does not start alone now never runs alone; those that
@@ -130,14 +128,14 @@ class Search {
     });
   }
 
-  void follow(const State<Bits>& s, const Child& child, State<Bits>* next) const noexcept {
-    *next = s;
+  void follow(const Child& child, State<Bits>* s) const noexcept {
     if (child.op < 0) {
-      wait(next);
+      facts_.advance(&s->partial);
+      s->first = 0;
     } else {
-      bar(next, child.op, facts_.alone(child.op, child.useful));
-      facts_.start(&next->partial, child.op, facts_.useful(child.op, child.useful));
-      next->first = child.turn + 1;
+      bar(s, child.op, facts_.alone(child.op, child.useful));
+      facts_.start(&s->partial, child.op, facts_.useful(child.op, child.useful));
+      s->first = child.turn + 1;
     }
   }
 
@@ -251,7 +249,9 @@ class Search {
     State<Bits> next;
     const auto consider = [&](int op, int useful, int turn) {
       Child child{0.0, op < 0 ? -1.0 : facts_.tail_s(op), op, useful, turn};
-      follow(s, child, &next);
+      next.partial = s.partial;
+      next.barred = s.barred;
+      follow(child, &next);
       child.bound_s = facts_.bound(next.partial, next.barred, below_s_ * (1.0 - kSame));
       if (!too_late(child.bound_s)) insert(child, &children);
     };
@@ -302,7 +302,9 @@ class Search {
         end_alone(s);
         continue;
       }
-      follow(s, child, &next);
+      next = s;
+      if (child.op < 0) pass(&next);
+      follow(child, &next);
       if (child.op >= 0) {
         start_s_[child.op] = s.partial.now_s;
         mode_[child.op] =
