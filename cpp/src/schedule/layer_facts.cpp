@@ -324,14 +324,13 @@ double LayerFacts<Bits>::bound(const PartialSchedule<Bits>& m, Bits barred,
   double ready_s[kMostOps<Bits>];
   double most = find_heads(m, barred, enough_s, ready_s);
   if (most >= enough_s) return most;
-  most = std::max(most, path_bound(m, barred));
-  if (most >= enough_s) return most;
   std::int32_t in_time[kMostOps<Bits>];
-  const std::span<const std::int32_t> waiting(in_time,
-                                              sort_by_head(all_ & ~m.started, ready_s, in_time));
+  const int count = sort_by_head(all_ & ~m.started, ready_s, in_time);
+  const std::span<const std::int32_t> waiting(in_time, static_cast<std::size_t>(count));
   // One weighting prunes nearly all states of a search. Of the others, one more is tried per state;
   // if that one prunes the state, it is tried first from then on.
   most = std::max(most, preemptive_bound(best_weighting_, m, barred, waiting, ready_s, enough_s));
+  if (most < enough_s) most = path_bound(m, barred, most);
   if (most >= enough_s || weightings_ < 2) return most;
   other_weighting_ = (other_weighting_ + 1) % weightings_;
   if (other_weighting_ == best_weighting_) other_weighting_ = (other_weighting_ + 1) % weightings_;
@@ -512,7 +511,7 @@ double LayerFacts<Bits>::prepare_search(double most, double enough_s) noexcept {
   add_path_weighting();
   find_waste();
   find_gains();
-  most = raised(std::max(most, path_bound(beginning(), 0)), enough_s);
+  most = raised(path_bound(beginning(), 0, most), enough_s);
   for (int first_type = 0; first_type < 2 && most < enough_s; ++first_type) {
     add_even_weighting(first_type == 1);
     most = raised(most, enough_s);
@@ -750,7 +749,8 @@ double LayerFacts<Bits>::most_gained(Bits open, const double* left_s, double lim
 }
 
 template <typename Bits>
-double LayerFacts<Bits>::path_bound(const PartialSchedule<Bits>& m, Bits barred) const noexcept {
+double LayerFacts<Bits>::path_bound(const PartialSchedule<Bits>& m, Bits barred,
+                                    double known_s) const noexcept {
   double sum = m.now_s;
   double left_s[kMostOps<Bits>];
   // Running operators may be in a slower mode than the waste was computed for.
@@ -796,6 +796,7 @@ double LayerFacts<Bits>::path_bound(const PartialSchedule<Bits>& m, Bits barred)
   for (int i = off_path_count_ - 1; i >= 0; --i) {
     const int op = off_path_[i];
     if ((m.started & op_bit<Bits>(op)) != 0) continue;
+    if (sum + least <= known_s) return known_s;
     area += area_s_[op];
     fill += std::min(area_s_[op], alone_s_[op]);
     open |= path_overlaps_[i] & ~m.done;
@@ -808,7 +809,7 @@ double LayerFacts<Bits>::path_bound(const PartialSchedule<Bits>& m, Bits barred)
     }
     least = std::min(least, alone_before_s[i] + std::max(waste, filled));
   }
-  return sum + least;
+  return std::max(known_s, sum + least);
 }
 
 template class LayerFacts<std::uint64_t>;

@@ -144,7 +144,9 @@ class LayerFacts {
   double least_waste(int from, int to, double length_s, double network_s) const noexcept;
   double most_gained(Bits open, const double* left_s, double limit_s,
                      double enough_s) const noexcept;
-  double path_bound(const PartialSchedule<Bits>& partial, Bits barred) const noexcept;
+  // The larger of a known bound and the fourth.
+  double path_bound(const PartialSchedule<Bits>& partial, Bits barred,
+                    double known_s) const noexcept;
   void add_even_weighting(bool by_type) noexcept;
   double most_overlapping(int op, Bits rated, const double* rate) const noexcept;
   double most_in_chains(Bits set, int count, const double* rate) const noexcept;
