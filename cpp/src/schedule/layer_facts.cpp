@@ -748,6 +748,43 @@ double LayerFacts<Bits>::most_gained(Bits open, const double* left_s, double lim
   return gained;
 }
 
+// Adds what the operators off the path take to `sum_s`. They either run alone, or in gaps. Gaps
+// cost at least the largest waste of an operator in them, and at least the tensor-core time of all
+// operators in them minus what the path gains in that time (find_gains).
+template <typename Bits>
+double LayerFacts<Bits>::gap_bound(const PartialSchedule<Bits>& m, double sum_s,
+                                   double network_share_s, double longer_s, const double* left_s,
+                                   double known_s) const noexcept {
+  double alone_before_s[kMostOps<Bits>];  // of the remaining operators before off_path_[i]
+  double alone_left = 0.0;
+  for (int i = 0; i < off_path_count_; ++i) {
+    alone_before_s[i] = alone_left;
+    if ((m.started & op_bit<Bits>(off_path_[i])) == 0) alone_left += alone_s_[off_path_[i]];
+  }
+  double least = alone_left;
+  const int cores = problem_.capacity[0];
+  double area = 0.0;
+  double fill = 0.0;
+  Bits open = 0;
+  for (int i = off_path_count_ - 1; i >= 0; --i) {
+    const int op = off_path_[i];
+    if ((m.started & op_bit<Bits>(op)) != 0) continue;
+    if (sum_s + least <= known_s) return known_s;
+    area += area_s_[op];
+    fill += std::min(area_s_[op], alone_s_[op]);
+    open |= path_overlaps_[i] & ~m.done;
+    const double waste = std::max(0.0, waste_s_[i] - longer_s);
+    if (alone_before_s[i] + waste >= least) continue;
+    double filled = fill - network_share_s;
+    if (filled > waste) {  // a gain of the difference is as good as a larger one
+      const double area_limit = cores > 1 ? area * cores / (cores - 1) : kInfinite;
+      filled -= most_gained(open, left_s, area_limit, filled - waste);
+    }
+    least = std::min(least, alone_before_s[i] + std::max(waste, filled));
+  }
+  return std::max(known_s, sum_s + least);
+}
+
 template <typename Bits>
 double LayerFacts<Bits>::path_bound(const PartialSchedule<Bits>& m, Bits barred,
                                     double known_s) const noexcept {
@@ -779,37 +816,7 @@ double LayerFacts<Bits>::path_bound(const PartialSchedule<Bits>& m, Bits barred,
       network_share_s += rate_[path_weighting_][m.running[i].mode] * left_s[m.running[i].op];
     }
   }
-  // The remaining operators off the path either run alone, or in gaps. Gaps cost at least the
-  // largest waste of an operator in them, and at least the tensor-core time of all operators in
-  // them minus what the path gains in that time (find_gains).
-  double alone_before_s[kMostOps<Bits>];  // of the remaining operators before off_path_[i]
-  double alone_left = 0.0;
-  for (int i = 0; i < off_path_count_; ++i) {
-    alone_before_s[i] = alone_left;
-    if ((m.started & op_bit<Bits>(off_path_[i])) == 0) alone_left += alone_s_[off_path_[i]];
-  }
-  double least = alone_left;
-  const int cores = problem_.capacity[0];
-  double area = 0.0;
-  double fill = 0.0;
-  Bits open = 0;
-  for (int i = off_path_count_ - 1; i >= 0; --i) {
-    const int op = off_path_[i];
-    if ((m.started & op_bit<Bits>(op)) != 0) continue;
-    if (sum + least <= known_s) return known_s;
-    area += area_s_[op];
-    fill += std::min(area_s_[op], alone_s_[op]);
-    open |= path_overlaps_[i] & ~m.done;
-    const double waste = std::max(0.0, waste_s_[i] - longer_s);
-    if (alone_before_s[i] + waste >= least) continue;
-    double filled = fill - network_share_s;
-    if (filled > waste) {  // a gain of the difference is as good as a larger one
-      const double area_limit = cores > 1 ? area * cores / (cores - 1) : kInfinite;
-      filled -= most_gained(open, left_s, area_limit, filled - waste);
-    }
-    least = std::min(least, alone_before_s[i] + std::max(waste, filled));
-  }
-  return std::max(known_s, sum + least);
+  return gap_bound(m, sum, network_share_s, longer_s, left_s, known_s);
 }
 
 template class LayerFacts<std::uint64_t>;

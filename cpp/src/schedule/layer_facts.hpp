@@ -147,6 +147,8 @@ class LayerFacts {
   // The larger of a known bound and the fourth.
   double path_bound(const PartialSchedule<Bits>& partial, Bits barred,
                     double known_s) const noexcept;
+  double gap_bound(const PartialSchedule<Bits>& partial, double sum_s, double network_share_s,
+                   double longer_s, const double* left_s, double known_s) const noexcept;
   void add_even_weighting(bool by_type) noexcept;
   double most_overlapping(int op, Bits rated, const double* rate) const noexcept;
   double most_in_chains(Bits set, int count, const double* rate) const noexcept;
