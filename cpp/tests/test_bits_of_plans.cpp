@@ -55,14 +55,14 @@ std::uint64_t layer_bits() {
     }
     p->first_mode[p->size] = modes;
     CHECK(check_layer(*p) == Status::kOk);
-    const LayerFacts<OpBits> facts(*p);
-    const double bound_s = facts.bound(facts.beginning(), 0, kInfinite) * kRoundedDown;
+    LayerFacts<OpBits> facts(*p);
+    const double bound_s = facts.root_bound(kInfinite) * kRoundedDown;
     const double list_s = best_list_schedule(facts).makespan_s;
     hash.add(bound_s);
     hash.add(list_s);
     if (p->size <= 64) {  // sets of operators in one word: the same bits
-      const LayerFacts<std::uint64_t> few(*p);
-      CHECK(few.bound(few.beginning(), 0, kInfinite) * kRoundedDown == bound_s);
+      LayerFacts<std::uint64_t> few(*p);
+      CHECK(few.root_bound(kInfinite) * kRoundedDown == bound_s);
       CHECK(best_list_schedule(few).makespan_s == list_s);
     }
     const LayerSolution found = solve_layer(*p, {400, HUGE_VAL, nullptr, nullptr});

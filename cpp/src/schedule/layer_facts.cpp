@@ -53,7 +53,6 @@ LayerFacts<Bits>::LayerFacts(const LayerProblem& problem) noexcept : problem_(pr
     may_overlap_[i] = all_ & ~(ancestors[i] | descendants_[i] | op_bit<Bits>(i));
   }
   find_alone();
-  add_weightings();
   rank_by_rest();
 }
 
@@ -156,53 +155,49 @@ int LayerFacts<Bits>::width(Bits set) const noexcept {
   return size - matched;
 }
 
+// If at most q operators use a core type at once, each is charged 1/q of that type, which is more
+// than one core's share on a chip with many; this is valid if modes use one core or all.
 template <typename Bits>
-void LayerFacts<Bits>::add_weightings() noexcept {
-  // If at most q operators use a core type at once, each is charged 1/q of that type, which is more
-  // than one core's share on a chip with many; this is valid if modes use one core or all.
-  int most[kResources][kMostOps<Bits>];
-  for (int r = 0; r < kResources; ++r) {
-    if (!used_[r]) continue;
-    bool single = true;
-    for (int i = 0; i < problem_.size; ++i) {
-      for (int u = 0; u < useful_count_[i]; ++u) {
-        single = single && (problem_.modes[useful_[i][u]].use[r] <= 1 || alone(i, u));
-      }
-    }
-    for (int i = 0; i < problem_.size; ++i) {
-      most[r][i] = problem_.capacity[r];
-      if (!single || problem_.capacity[r] == 1) continue;
-      most[r][i] = std::min(most[r][i], 1 + width(may_overlap_[i] & occupants_[r]));
+void LayerFacts<Bits>::find_most_at_once(int r, double* most) const noexcept {
+  bool single = problem_.capacity[r] > 1;
+  for (int i = 0; i < problem_.size; ++i) {
+    for (int u = 0; u < useful_count_[i]; ++u) {
+      single = single && (problem_.modes[useful_[i][u]].use[r] <= 1 || alone(i, u));
     }
   }
-  for (const auto& weights : kWeights) {
-    bool whole = true;
-    for (int r = 0; r < kResources; ++r) whole = whole && (weights[r] == 0.0 || used_[r]);
-    if (!whole) continue;
-    for (int i = 0; i < problem_.size; ++i) {
-      for (int u = 0; u < useful_count_[i]; ++u) {
-        const int m = useful_[i][u];
-        double rate = 0.0;
-        for (int r = 0; r < kResources; ++r) {
-          if (weights[r] == 0.0) continue;
-          const double cores = alone(i, u) ? problem_.capacity[r] : most[r][i];
-          rate += weights[r] * problem_.modes[m].use[r] / cores;
-        }
-        rate_[weightings_][m] = rate;
-      }
-    }
-    ++weightings_;
+  for (int i = 0; i < problem_.size; ++i) {
+    const int own = single ? 1 + width(may_overlap_[i] & occupants_[r]) : problem_.capacity[r];
+    most[i] = std::min(problem_.capacity[r], own);
   }
-  // A weighting by operators: one of at most k concurrent operators counts 1/k, and 1 if it uses
-  // every core of every type.
+}
+
+template <typename Bits>
+void LayerFacts<Bits>::add_weighting(const double* weights, const MostAtOnce& most) noexcept {
+  for (int i = 0; i < problem_.size; ++i) {
+    for (int u = 0; u < useful_count_[i]; ++u) {
+      const int m = useful_[i][u];
+      double rate = 0.0;
+      for (int r = 0; r < kResources; ++r) {
+        const double used = weights[r] * problem_.modes[m].use[r];
+        if (used > 0.0) rate += used / (alone(i, u) ? problem_.capacity[r] : most[r][i]);
+      }
+      rate_[weightings_][m] = rate;
+    }
+  }
+  find_shares(weightings_++);
+}
+
+// A weighting by operators: one of at most k concurrent operators counts 1/k, and 1 if it uses
+// every core of every type.
+template <typename Bits>
+void LayerFacts<Bits>::add_weighting_by_operators() noexcept {
   for (int i = 0; i < problem_.size; ++i) {
     const double least = 1.0 / (1 + width(may_overlap_[i]));
     for (int u = 0; u < useful_count_[i]; ++u) {
       rate_[weightings_][useful_[i][u]] = alone(i, u) ? 1.0 : least;
     }
   }
-  ++weightings_;
-  for (int weighting = 0; weighting < weightings_; ++weighting) find_shares(weighting);
+  find_shares(weightings_++);
 }
 
 template <typename Bits>
@@ -259,19 +254,17 @@ void LayerFacts<Bits>::advance(PartialSchedule<Bits>* m) const noexcept {
 }
 
 template <typename Bits>
-double LayerFacts<Bits>::bound(const PartialSchedule<Bits>& m, Bits barred,
-                               double enough_s) const noexcept {
-  double ready_s[kMostOps<Bits>];
+double LayerFacts<Bits>::find_heads(const PartialSchedule<Bits>& m, Bits barred, double enough_s,
+                                    double* ready_s) const noexcept {
   double finish_s[kMostOps<Bits>];  // earliest finish of unfinished operators
   double most = m.now_s;
-  double last_s = m.now_s;
   for (int i = 0; i < m.running_count; ++i) {
     const Running& r = m.running[i];
     finish_s[r.op] = r.finish_s;
-    last_s = std::max(last_s, r.finish_s);
     most = std::max(most, r.finish_s);  // successors are added below
   }
-  for (Bits left = all_ & ~m.started; left != 0; left &= left - 1) {
+  const double last_s = most;
+  for (Bits left = all_ & ~m.started; left != 0 && most < enough_s; left &= left - 1) {
     const int op = first_of(left);
     double ready = m.now_s;
     for_ops(before_[op] & ~m.done, [&](int b) { ready = std::max(ready, finish_s[b]); });
@@ -280,28 +273,64 @@ double LayerFacts<Bits>::bound(const PartialSchedule<Bits>& m, Bits barred,
     const double alone = (barred & op_bit<Bits>(op)) != 0 ? kInfinite : alone_s_[op];
     finish_s[op] = std::min(ready + overlap_s_[op], std::max(ready, last_s) + alone);
     most = std::max(most, finish_s[op] + rest_s_[op]);
-    if (most >= enough_s) return most;
   }
-  if (most >= enough_s) return most;
-  if (path_weighting_ >= 0) most = std::max(most, path_bound(m, barred));
-  if (most >= enough_s) return most;
-  std::int32_t in_time[kMostOps<Bits>];  // operators not started, by earliest start
+  return most;
+}
+
+template <typename Bits>
+int LayerFacts<Bits>::sort_by_head(Bits waiting, const double* ready_s,
+                                   std::int32_t* in_time) const noexcept {
   int count = 0;
-  for_ops(all_ & ~m.started, [&](int op) {
+  for_ops(waiting, [&](int op) {
     int at = count++;
     for (; at > 0 && ready_s[in_time[at - 1]] > ready_s[op]; --at) in_time[at] = in_time[at - 1];
     in_time[at] = op;
   });
-  const std::span<const std::int32_t> waiting{in_time, static_cast<std::size_t>(count)};
-  if (m.started == 0) {
-    for (int weighting = 0; weighting < weightings_ && most < enough_s; ++weighting) {
-      most = std::max(most, preemptive_bound(weighting, m, barred, waiting, ready_s, enough_s));
-    }
-    return most;
+  return count;
+}
+
+template <typename Bits>
+double LayerFacts<Bits>::raised(double most, double enough_s) const noexcept {
+  if (most >= enough_s) return most;
+  const std::span<const std::int32_t> waiting(root_in_time_, static_cast<std::size_t>(size()));
+  return std::max(
+      most, preemptive_bound(weightings_ - 1, beginning(), 0, waiting, root_ready_s_, enough_s));
+}
+
+template <typename Bits>
+double LayerFacts<Bits>::root_bound(double enough_s) noexcept {
+  double most = find_heads(beginning(), 0, enough_s, root_ready_s_);
+  if (most >= enough_s) return most;
+  sort_by_head(all_, root_ready_s_, root_in_time_);
+  MostAtOnce at_once;
+  for (int r = 0; r < kResources; ++r) {
+    if (used_[r]) find_most_at_once(r, at_once[r]);
   }
+  for (const auto& weights : kWeights) {
+    bool whole = true;
+    for (int r = 0; r < kResources; ++r) whole = whole && (weights[r] == 0.0 || used_[r]);
+    if (!whole) continue;
+    add_weighting(weights, at_once);
+    most = raised(most, enough_s);
+    if (most >= enough_s) return most;
+  }
+  add_weighting_by_operators();
+  return raised(most, enough_s);
+}
+
+template <typename Bits>
+double LayerFacts<Bits>::bound(const PartialSchedule<Bits>& m, Bits barred,
+                               double enough_s) const noexcept {
+  double ready_s[kMostOps<Bits>];
+  double most = find_heads(m, barred, enough_s, ready_s);
+  if (most >= enough_s) return most;
+  std::int32_t in_time[kMostOps<Bits>];
+  const int count = sort_by_head(all_ & ~m.started, ready_s, in_time);
+  const std::span<const std::int32_t> waiting(in_time, static_cast<std::size_t>(count));
   // One weighting prunes nearly all states of a search. Of the others, one more is tried per state;
   // if that one prunes the state, it is tried first from then on.
   most = std::max(most, preemptive_bound(best_weighting_, m, barred, waiting, ready_s, enough_s));
+  if (most < enough_s) most = path_bound(m, barred, most);
   if (most >= enough_s || weightings_ < 2) return most;
   other_weighting_ = (other_weighting_ + 1) % weightings_;
   if (other_weighting_ == best_weighting_) other_weighting_ = (other_weighting_ + 1) % weightings_;
@@ -391,9 +420,22 @@ Status check_layer(const LayerProblem& problem) noexcept {
 // Each operator in turn gets the rate alone_s / overlap_s, at which overlapped execution counts as
 // much as isolated execution, or a smaller rate if operators that already have one and may overlap
 // this operator leave less of 1. Of concurrent operators, the last to get its rate got at most what
-// the others had left, so their rates never add up to more than one.
+// the others had left, so their rates never add up to more than one. Longer operators come first,
+// and with `by_type` operators on the first core type before all others.
 template <typename Bits>
-void LayerFacts<Bits>::add_even_weighting(const std::int32_t* order) noexcept {
+void LayerFacts<Bits>::add_even_weighting(bool by_type) noexcept {
+  const auto before = [&](int a, int b) {
+    const bool first_a = (occupants_[0] & op_bit<Bits>(a)) != 0;
+    const bool first_b = (occupants_[0] & op_bit<Bits>(b)) != 0;
+    if (by_type && first_a != first_b) return first_a;
+    return shortest_s_[a] > shortest_s_[b];
+  };
+  std::int32_t order[kMostOps<Bits>];
+  for (int i = 0; i < size(); ++i) {
+    int at = i;
+    for (; at > 0 && before(i, order[at - 1]); --at) order[at] = order[at - 1];
+    order[at] = i;
+  }
   double rate[kMostOps<Bits>];
   Bits rated = 0;
   for (int k = 0; k < size(); ++k) {
@@ -455,27 +497,6 @@ double LayerFacts<Bits>::most_in_chains(Bits set, int count, const double* rate)
   return sum;
 }
 
-// Calls add_even_weighting() for two orders of operators: by length, longest first; and with
-// operators on the first core type before all others.
-template <typename Bits>
-void LayerFacts<Bits>::add_even_weightings() noexcept {
-  std::int32_t order[kMostOps<Bits>];
-  for (const bool by_type : {false, true}) {
-    const auto before = [&](int a, int b) {
-      const bool first_a = (occupants_[0] & op_bit<Bits>(a)) != 0;
-      const bool first_b = (occupants_[0] & op_bit<Bits>(b)) != 0;
-      if (by_type && first_a != first_b) return first_a;
-      return shortest_s_[a] > shortest_s_[b];
-    };
-    for (int i = 0; i < size(); ++i) {
-      int at = i;
-      for (; at > 0 && before(i, order[at - 1]); --at) order[at] = order[at - 1];
-      order[at] = i;
-    }
-    add_even_weighting(order);
-  }
-}
-
 // ---- the longest path without the network, and the gaps for overlapping other operators ----
 
 namespace {
@@ -485,13 +506,18 @@ constexpr int kNetwork = kResources - 1;
 }  // namespace
 
 template <typename Bits>
-void LayerFacts<Bits>::prepare_search() noexcept {
+double LayerFacts<Bits>::prepare_search(double most, double enough_s) noexcept {
   find_path();
   add_path_weighting();
   find_waste();
   find_gains();
-  find_twins();
-  add_even_weightings();
+  most = raised(path_bound(beginning(), 0, most), enough_s);
+  for (int first_type = 0; first_type < 2 && most < enough_s; ++first_type) {
+    add_even_weighting(first_type == 1);
+    most = raised(most, enough_s);
+  }
+  if (most < enough_s) find_twins();
+  return most;
 }
 
 template <typename Bits>
@@ -705,13 +731,15 @@ void LayerFacts<Bits>::find_gains() noexcept {
 }
 
 // Upper bound on the seconds that the path gains (find_gains) in gaps of `limit_s` seconds in all,
-// if only its operators in `open` run there, each for at most its remaining time `left_s`.
+// if only its operators in `open` run there, each for at most its remaining time `left_s`. Stops
+// once that exceeds `enough_s`.
 template <typename Bits>
-double LayerFacts<Bits>::most_gained(Bits open, const double* left_s,
-                                     double limit_s) const noexcept {
+double LayerFacts<Bits>::most_gained(Bits open, const double* left_s, double limit_s,
+                                     double enough_s) const noexcept {
   double gained = 0.0;
-  for (int i = 0; i < path_size_ && limit_s > 0.0; ++i) {
+  for (int i = 0; i < path_size_ && limit_s > 0.0 && gained <= enough_s; ++i) {
     const int op = by_gain_[i];
+    if (gain_[op] == 0.0) break;
     if ((open & op_bit<Bits>(op)) == 0) continue;
     const double time_s = std::min(limit_s, left_s[op]);
     gained += gain_[op] * time_s;
@@ -720,8 +748,46 @@ double LayerFacts<Bits>::most_gained(Bits open, const double* left_s,
   return gained;
 }
 
+// Adds what the operators off the path take to `sum_s`. They either run alone, or in gaps. Gaps
+// cost at least the largest waste of an operator in them, and at least the tensor-core time of all
+// operators in them minus what the path gains in that time (find_gains).
 template <typename Bits>
-double LayerFacts<Bits>::path_bound(const PartialSchedule<Bits>& m, Bits barred) const noexcept {
+double LayerFacts<Bits>::gap_bound(const PartialSchedule<Bits>& m, double sum_s,
+                                   double network_share_s, double longer_s, const double* left_s,
+                                   double known_s) const noexcept {
+  double alone_before_s[kMostOps<Bits>];  // of the remaining operators before off_path_[i]
+  double alone_left = 0.0;
+  for (int i = 0; i < off_path_count_; ++i) {
+    alone_before_s[i] = alone_left;
+    if ((m.started & op_bit<Bits>(off_path_[i])) == 0) alone_left += alone_s_[off_path_[i]];
+  }
+  double least = alone_left;
+  const int cores = problem_.capacity[0];
+  double area = 0.0;
+  double fill = 0.0;
+  Bits open = 0;
+  for (int i = off_path_count_ - 1; i >= 0; --i) {
+    const int op = off_path_[i];
+    if ((m.started & op_bit<Bits>(op)) != 0) continue;
+    if (sum_s + least <= known_s) return known_s;
+    area += area_s_[op];
+    fill += std::min(area_s_[op], alone_s_[op]);
+    open |= path_overlaps_[i] & ~m.done;
+    const double waste = std::max(0.0, waste_s_[i] - longer_s);
+    if (alone_before_s[i] + waste >= least) continue;
+    double filled = fill - network_share_s;
+    if (filled > waste) {  // a gain of the difference is as good as a larger one
+      const double area_limit = cores > 1 ? area * cores / (cores - 1) : kInfinite;
+      filled -= most_gained(open, left_s, area_limit, filled - waste);
+    }
+    least = std::min(least, alone_before_s[i] + std::max(waste, filled));
+  }
+  return std::max(known_s, sum_s + least);
+}
+
+template <typename Bits>
+double LayerFacts<Bits>::path_bound(const PartialSchedule<Bits>& m, Bits barred,
+                                    double known_s) const noexcept {
   double sum = m.now_s;
   double left_s[kMostOps<Bits>];
   // Running operators may be in a slower mode than the waste was computed for.
@@ -750,33 +816,7 @@ double LayerFacts<Bits>::path_bound(const PartialSchedule<Bits>& m, Bits barred)
       network_share_s += rate_[path_weighting_][m.running[i].mode] * left_s[m.running[i].op];
     }
   }
-  // The remaining operators off the path either run alone, or in gaps. Gaps cost at least the
-  // largest waste of an operator in them, and at least the tensor-core time of all operators in
-  // them minus what the path gains in that time (find_gains).
-  double alone_before_s[kMostOps<Bits>];  // of the remaining operators before off_path_[i]
-  double alone_left = 0.0;
-  for (int i = 0; i < off_path_count_; ++i) {
-    alone_before_s[i] = alone_left;
-    if ((m.started & op_bit<Bits>(off_path_[i])) == 0) alone_left += alone_s_[off_path_[i]];
-  }
-  double least = alone_left;
-  const int cores = problem_.capacity[0];
-  double area = 0.0;
-  double fill = 0.0;
-  Bits open = 0;
-  for (int i = off_path_count_ - 1; i >= 0; --i) {
-    const int op = off_path_[i];
-    if ((m.started & op_bit<Bits>(op)) != 0) continue;
-    area += area_s_[op];
-    fill += std::min(area_s_[op], alone_s_[op]);
-    open |= path_overlaps_[i] & ~m.done;
-    const double waste = std::max(0.0, waste_s_[i] - longer_s);
-    if (alone_before_s[i] + waste >= least) continue;
-    const double area_limit = cores > 1 ? area * cores / (cores - 1) : kInfinite;
-    const double filled = fill - network_share_s - most_gained(open, left_s, area_limit);
-    least = std::min(least, alone_before_s[i] + std::max(waste, filled));
-  }
-  return sum + least;
+  return gap_bound(m, sum, network_share_s, longer_s, left_s, known_s);
 }
 
 template class LayerFacts<std::uint64_t>;

@@ -81,12 +81,15 @@ class LayerFacts {
  public:
   explicit LayerFacts(const LayerProblem& problem) noexcept;
 
-  // Lower bound on the makespan of every completion of a partial schedule, if the operators of
-  // `barred` may no longer run alone, on the whole chip. Stops once the bound reaches `enough_s`.
-  double bound(const PartialSchedule<Bits>& partial, Bits barred, double enough_s) const noexcept;
+  // Bounds 1 to 3 of docs/schedule.md. All bounds stop once they reach `enough_s`.
+  double root_bound(double enough_s) noexcept;
 
-  // Computes data that only the search needs: twins, and bounds 4 and 5 of docs/schedule.md.
-  void prepare_search() noexcept;
+  // Raises that bound by bounds 4 and 5; if it stays below `enough_s`, a search may follow.
+  double prepare_search(double most, double enough_s) noexcept;
+
+  // Lower bound on the makespan of every completion of a partial schedule, if the operators of
+  // `barred` may no longer run alone, on the whole chip.
+  double bound(const PartialSchedule<Bits>& partial, Bits barred, double enough_s) const noexcept;
 
   const LayerProblem& problem() const noexcept { return problem_; }
   int size() const noexcept { return problem_.size; }
@@ -105,6 +108,7 @@ class LayerFacts {
   // Operators without successors. One that runs alone can be moved to the end of the schedule.
   Bits leaves() const noexcept { return leaves_; }
   double alone_s(int op) const noexcept { return alone_s_[op]; }
+  double rest_s(int op) const noexcept { return rest_s_[op]; }
   double tail_s(int op) const noexcept { return shortest_s_[op] + rest_s_[op]; }
   // Modes that are not dominated by another mode, fastest first.
   int useful_count(int op) const noexcept { return useful_count_[op]; }
@@ -127,21 +131,35 @@ class LayerFacts {
  private:
   void find_modes(int op) noexcept;
   void find_alone() noexcept;
-  void add_weightings() noexcept;
+  // [r][i]: most operators that use core type r at once while operator i does.
+  using MostAtOnce = double[kResources][kMostOps<Bits>];
+  void find_most_at_once(int r, double* most) const noexcept;
+  void add_weighting(const double* weights, const MostAtOnce& most) noexcept;
+  void add_weighting_by_operators() noexcept;
   void find_path() noexcept;
   void add_path_weighting() noexcept;
   void find_waste() noexcept;
   void find_twins() noexcept;
   void find_gains() noexcept;
   double least_waste(int from, int to, double length_s, double network_s) const noexcept;
-  double most_gained(Bits open, const double* left_s, double limit_s) const noexcept;
-  double path_bound(const PartialSchedule<Bits>& partial, Bits barred) const noexcept;
-  void add_even_weightings() noexcept;
-  void add_even_weighting(const std::int32_t* order) noexcept;
+  double most_gained(Bits open, const double* left_s, double limit_s,
+                     double enough_s) const noexcept;
+  // The larger of a known bound and the fourth.
+  double path_bound(const PartialSchedule<Bits>& partial, Bits barred,
+                    double known_s) const noexcept;
+  double gap_bound(const PartialSchedule<Bits>& partial, double sum_s, double network_share_s,
+                   double longer_s, const double* left_s, double known_s) const noexcept;
+  void add_even_weighting(bool by_type) noexcept;
   double most_overlapping(int op, Bits rated, const double* rate) const noexcept;
   double most_in_chains(Bits set, int count, const double* rate) const noexcept;
   void find_shares(int weighting) noexcept;
   int width(Bits set) const noexcept;
+  // The heads of operators: their earliest starts. Returns the bound by the longest path.
+  double find_heads(const PartialSchedule<Bits>& partial, Bits barred, double enough_s,
+                    double* ready_s) const noexcept;
+  int sort_by_head(Bits waiting, const double* ready_s, std::int32_t* in_time) const noexcept;
+  // The larger of `most` and the bound at the root by the last weighting.
+  double raised(double most, double enough_s) const noexcept;
   double preemptive_bound(int weighting, const PartialSchedule<Bits>& partial, Bits barred,
                           std::span<const std::int32_t> in_time, const double* ready_s,
                           double enough_s) const noexcept;
@@ -166,8 +184,10 @@ class LayerFacts {
   double rest_s_[kMostOps<Bits>];     // longest path from the end of an operator to the layer's
   std::int32_t useful_count_[kMostOps<Bits>];
   std::int32_t useful_[kMostOps<Bits>][kMaxModes];
-  std::int32_t rank_[kMostOps<Bits>];     // position of an operator by rest_s_, longest first
-  double ranked_rest_s_[kMostOps<Bits>];  // rest_s_ by rank
+  std::int32_t rank_[kMostOps<Bits>];          // position of an operator by rest_s_, longest first
+  double ranked_rest_s_[kMostOps<Bits>];       // rest_s_ by rank
+  double root_ready_s_[kMostOps<Bits>];        // earliest starts
+  std::int32_t root_in_time_[kMostOps<Bits>];  // operators by earliest start
   int most_useful_ = 0;
   int weightings_ = 0;
   mutable std::int32_t best_weighting_ = 0;   // weighting whose bound prunes most states

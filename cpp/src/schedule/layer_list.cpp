@@ -32,8 +32,10 @@ int wanted_mode(const LayerFacts<Bits>& facts, ModeChoice choice,
   return fast ? fastest : narrowest;
 }
 
+// Abandoned, with an infinite makespan, once it is certain not to be shorter than `enough_s`.
 template <typename Bits>
-LayerSolution list_with(const LayerFacts<Bits>& facts, ModeChoice choice) noexcept {
+LayerSolution list_with(const LayerFacts<Bits>& facts, ModeChoice choice,
+                        double enough_s) noexcept {
   LayerSolution schedule;
   schedule.nodes = 0;
   schedule.proved_by = ProvedBy::kNothing;
@@ -56,6 +58,11 @@ LayerSolution list_with(const LayerFacts<Bits>& facts, ModeChoice choice) noexce
       schedule.start_s[op] = partial.now_s;
       schedule.mode[op] = mode - facts.problem().first_mode[op];
       facts.start(&partial, op, mode);
+      const double end_s = partial.running[partial.running_count - 1].finish_s + facts.rest_s(op);
+      if (end_s * kRoundedDown >= enough_s) {
+        schedule.makespan_s = kInfinite;
+        return schedule;
+      }
     }
     facts.advance(&partial);
   }
@@ -87,16 +94,16 @@ struct ChoicesHash {
 template <typename Bits>
 class OverlapSchedule {
  public:
-  // The schedule is abandoned once it is as long as `enough_s`.
+  // The schedule is abandoned once it is certain to be as long as `enough_s`.
   OverlapSchedule(const LayerFacts<Bits>& facts, const Choices<Bits>& choices,
-                  const std::int32_t* by_tail, double enough_s) noexcept
+                  double enough_s) noexcept
       : facts_(facts),
         choices_(choices),
-        by_tail_(by_tail),
         enough_s_(enough_s),
         inner_(facts.all() & ~facts.leaves()) {
     schedule_.nodes = 0;
     schedule_.proved_by = ProvedBy::kNothing;
+    find_paths();
   }
 
   const LayerSolution& run() noexcept {
@@ -119,12 +126,31 @@ class OverlapSchedule {
   }
 
  private:
-  // Lower bound on the end of the schedule: now plus the longest tail of the operators that have
-  // not started, minus a margin for rounding.
-  double least_end(const PartialSchedule<Bits>& m) noexcept {
-    while (next_ < facts_.size() && (m.started & op_bit<Bits>(by_tail_[next_])) != 0) ++next_;
-    const double longest_s = next_ < facts_.size() ? facts_.tail_s(by_tail_[next_]) : 0.0;
-    return (m.now_s + longest_s) * kRoundedDown;
+  // The longest path from each operator on, without the operators that run alone.
+  void find_paths() noexcept {
+    for (int op = facts_.size() - 1; op >= 0; --op) {
+      path_s_[op] = alone_s_[op] = 0.0;
+      for_ops(facts_.after(op), [&](int b) { path_s_[op] = std::max(path_s_[op], path_s_[b]); });
+      if ((inner_ & op_bit<Bits>(op)) == 0) {
+        path_s_[op] = facts_.tail_s(op);
+      } else {
+        const int u = choices_.useful[op];
+        const double own_s = facts_.problem().modes[facts_.useful(op, u)].seconds;
+        (facts_.alone(op, u) ? alone_s_ : path_s_)[op] += own_s;
+      }
+    }
+  }
+
+  // Lower bound on the end of the schedule: of the operators that have not started, those that run
+  // alone one after another, plus the longest path of the others; minus a margin for rounding.
+  double least_end(const PartialSchedule<Bits>& m) const noexcept {
+    double alone_s = 0.0;
+    double longest_s = 0.0;
+    for_ops(facts_.all() & ~m.started, [&](int op) {
+      alone_s += alone_s_[op];
+      longest_s = std::max(longest_s, path_s_[op]);
+    });
+    return (m.now_s + alone_s + longest_s) * kRoundedDown;
   }
   int narrow(int op) const noexcept { return facts_.useful_count(op) - 1; }
   double narrow_s(int op) const noexcept {
@@ -218,10 +244,10 @@ class OverlapSchedule {
 
   const LayerFacts<Bits>& facts_;
   const Choices<Bits>& choices_;
-  const std::int32_t* by_tail_;  // operators, longest tail first
-  int next_ = 0;                 // the first of these that has not started
   double enough_s_;
   Bits inner_;
+  double path_s_[kMostOps<Bits>];
+  double alone_s_[kMostOps<Bits>];
   LayerSolution schedule_;
 };
 
@@ -235,13 +261,6 @@ class Improvement {
     for_ops(inner_, [&](int op) {
       if (facts.before(op) == 0) sources_ |= op_bit<Bits>(op);
     });
-    for (int op = 0; op < facts.size(); ++op) {
-      int at = op;
-      for (; at > 0 && facts.tail_s(by_tail_[at - 1]) < facts.tail_s(op); --at) {
-        by_tail_[at] = by_tail_[at - 1];
-      }
-      by_tail_[at] = op;
-    }
     std::fill(choices_.useful, choices_.useful + kMostOps<Bits>, std::int8_t{0});
     std::fill(choices_.wait_for, choices_.wait_for + kMostOps<Bits>, std::int8_t{-1});
   }
@@ -299,33 +318,12 @@ class Improvement {
     for_ops(sources_, [&](int op) { choices->wait_for[op] = static_cast<std::int8_t>(until); });
   }
 
-  // Lower bound on every OverlapSchedule with these choices: isolated operators one after another,
-  // plus, in the remaining time, the longest path of the others.
-  double least_s(const Choices<Bits>& choices) const noexcept {
-    double path_s[kMostOps<Bits>];
-    double alone_s = 0.0;
-    double longest_s = 0.0;
-    for (int op = facts_.size() - 1; op >= 0; --op) {
-      path_s[op] = 0.0;
-      for_ops(facts_.after(op), [&](int next) { path_s[op] = std::max(path_s[op], path_s[next]); });
-      if ((inner_ & op_bit<Bits>(op)) == 0) {
-        path_s[op] = facts_.tail_s(op);
-      } else {
-        const int u = choices.useful[op];
-        const double own_s = facts_.problem().modes[facts_.useful(op, u)].seconds;
-        (facts_.alone(op, u) ? alone_s : path_s[op]) += own_s;
-      }
-      longest_s = std::max(longest_s, path_s[op]);
-    }
-    return (alone_s + longest_s) * kRoundedDown;
-  }
-
   // Keeps the changed choices if their schedule is shorter than that of the current ones. Choices
   // that were tried before are not: schedules of the current choices only get shorter.
   bool keep_if_shorter(const Choices<Bits>& changed) {
-    if (least_s(changed) >= reached_s_) return false;
+    if (changed == choices_ && reached_s_ < kInfinite) return false;
     if (!tried_.insert(changed).second) return false;
-    OverlapSchedule<Bits> hiding(facts_, changed, by_tail_, reached_s_);
+    OverlapSchedule<Bits> hiding(facts_, changed, reached_s_);
     const LayerSolution& schedule = hiding.run();
     if (schedule.makespan_s < best_->makespan_s) {
       best_->makespan_s = schedule.makespan_s;
@@ -342,7 +340,6 @@ class Improvement {
   LayerSolution* best_;
   Bits inner_;
   Bits sources_ = 0;
-  std::int32_t by_tail_[kMostOps<Bits>];  // operators, longest tail first
   Choices<Bits> choices_;
   std::unordered_set<Choices<Bits>, ChoicesHash<Bits>> tried_;
   double reached_s_ = kInfinite;
@@ -357,9 +354,9 @@ void improve_schedule(const LayerFacts<Bits>& facts, LayerSolution* best) {
 
 template <typename Bits>
 LayerSolution best_list_schedule(const LayerFacts<Bits>& facts) noexcept {
-  LayerSolution best = list_with(facts, ModeChoice::kFastest);
+  LayerSolution best = list_with(facts, ModeChoice::kFastest, kInfinite);
   for (const ModeChoice choice : {ModeChoice::kNarrowest, ModeChoice::kShared}) {
-    const LayerSolution schedule = list_with(facts, choice);
+    const LayerSolution schedule = list_with(facts, choice, best.makespan_s);
     if (schedule.makespan_s < best.makespan_s) best = schedule;
   }
   return best;

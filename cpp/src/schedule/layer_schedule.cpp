@@ -107,8 +107,8 @@ class Search {
 
   bool too_late(double bound_s) const noexcept { return bound_s >= below_s_ * (1.0 - kSame); }
 
-  // Advances to the next finish; records the operators that could have started and did not.
-  void wait(State<Bits>* s) const noexcept {
+  // Records the operators that could start and do not, before time advances to the next finish.
+  void pass(State<Bits>* s) const noexcept {
     std::fill(s->passed, s->passed + facts_.most_useful(), Bits{0});
     for_ops(facts_.all() & ~s->partial.started, [&](int op) {
       if (!facts_.may_start(s->partial, op)) return;
@@ -116,8 +116,6 @@ class Search {
         if (facts_.fits(s->partial, facts_.useful(op, u))) s->passed[u] |= op_bit<Bits>(op);
       }
     });
-    facts_.advance(&s->partial);
-    s->first = 0;
   }
 
   // If nothing runs, a ready operator that does not start alone now never runs alone; those that
@@ -130,14 +128,14 @@ class Search {
     });
   }
 
-  void follow(const State<Bits>& s, const Child& child, State<Bits>* next) const noexcept {
-    *next = s;
+  void follow(const Child& child, State<Bits>* s) const noexcept {
     if (child.op < 0) {
-      wait(next);
+      facts_.advance(&s->partial);
+      s->first = 0;
     } else {
-      bar(next, child.op, facts_.alone(child.op, child.useful));
-      facts_.start(&next->partial, child.op, facts_.useful(child.op, child.useful));
-      next->first = child.turn + 1;
+      bar(s, child.op, facts_.alone(child.op, child.useful));
+      facts_.start(&s->partial, child.op, facts_.useful(child.op, child.useful));
+      s->first = child.turn + 1;
     }
   }
 
@@ -231,6 +229,18 @@ class Search {
     std::copy(mode_, mode_ + facts_.size(), best_.mode);
   }
 
+  // Inserts a child after those that are at least as promising.
+  static void insert(const Child& child, std::vector<Child>* children) {
+    children->push_back(child);
+    std::size_t at = children->size() - 1;
+    const auto better = [&](const Child& other) {
+      return child.bound_s != other.bound_s ? child.bound_s < other.bound_s
+                                            : child.tail_s > other.tail_s;
+    };
+    for (; at > 0 && better((*children)[at - 1]); --at) (*children)[at] = (*children)[at - 1];
+    (*children)[at] = child;
+  }
+
   // Children of a state that may still improve on the incumbent, most promising first.
   std::vector<Child>& children_of(const State<Bits>& s, std::size_t depth) {
     if (depth >= levels_.size()) levels_.resize(depth + 1);
@@ -239,9 +249,11 @@ class Search {
     State<Bits> next;
     const auto consider = [&](int op, int useful, int turn) {
       Child child{0.0, op < 0 ? -1.0 : facts_.tail_s(op), op, useful, turn};
-      follow(s, child, &next);
+      next.partial = s.partial;
+      next.barred = s.barred;
+      follow(child, &next);
       child.bound_s = facts_.bound(next.partial, next.barred, below_s_ * (1.0 - kSame));
-      if (!too_late(child.bound_s)) children.push_back(child);
+      if (!too_late(child.bound_s)) insert(child, &children);
     };
     Bits ready = 0;
     for_ops(facts_.all() & ~s.partial.started, [&](int op) {
@@ -266,11 +278,8 @@ class Search {
     if (s.partial.running_count == 0 && (left & ~facts_.leaves()) == 0) {
       double end = s.partial.now_s;
       for_ops(left, [&](int op) { end += facts_.alone_s(op); });
-      if (!too_late(end)) children.push_back({end, 0.0, kEnd, -1, 0});
+      if (!too_late(end)) insert({end, 0.0, kEnd, -1, 0}, &children);
     }
-    std::stable_sort(children.begin(), children.end(), [](const Child& a, const Child& b) {
-      return a.bound_s != b.bound_s ? a.bound_s < b.bound_s : a.tail_s > b.tail_s;
-    });
     return children;
   }
 
@@ -293,7 +302,9 @@ class Search {
         end_alone(s);
         continue;
       }
-      follow(s, child, &next);
+      next = s;
+      if (child.op < 0) pass(&next);
+      follow(child, &next);
       if (child.op >= 0) {
         start_s_[child.op] = s.partial.now_s;
         mode_[child.op] =
@@ -325,12 +336,10 @@ template <typename Bits>
 LayerSolution solve(const LayerProblem& problem, const SearchLimits& limits) {
   LayerFacts<Bits> facts(problem);
   LayerSolution best = best_list_schedule(facts);
-  double bound_s = facts.bound(facts.beginning(), 0, best.makespan_s);
+  const double met_s = best.makespan_s * (1.0 - kSame / 2.0);  // `met` whatever the rounding
+  double bound_s = facts.root_bound(met_s);
   const auto met = [&] { return best.makespan_s <= bound_s * (1.0 + kSame); };
-  if (!met()) {
-    facts.prepare_search();
-    bound_s = facts.bound(facts.beginning(), 0, best.makespan_s);
-  }
+  if (!met()) bound_s = facts.prepare_search(bound_s, met_s);
   best.bound_s = bound_s * kRoundedDown;
   if (met()) {
     best.proved_by = ProvedBy::kListSchedule;

@@ -71,9 +71,9 @@ void random_layers_are_scheduled() {
   for (int i = 0; i < 400; ++i) {
     random_problem(numbers, 9, p.get());
     CHECK(check_layer(*p) == Status::kOk);
-    const LayerFacts<OpBits> facts(*p);
+    LayerFacts<OpBits> facts(*p);
     LayerSolution listed = best_list_schedule(facts);
-    listed.bound_s = facts.bound(facts.beginning(), 0, kInfinite) * kRoundedDown;
+    listed.bound_s = facts.root_bound(kInfinite) * kRoundedDown;
     check_schedule(*p, listed);
     const LayerSolution best = solve_layer(*p, kEnough);
     check_schedule(*p, best);
