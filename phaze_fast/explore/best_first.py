@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,8 @@ from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.explore.objectives import BestGroups, Front, ScoreTable, objective_of
 from phaze_fast.explore.problem import SearchProblem
 from phaze_fast.explore.result import Budget, Outcome, Progress, Winner
-from phaze_fast.planning.times import free_times
+from phaze_fast.planning import Plan
+from phaze_fast.planning.times import KindTimes, free_times
 from phaze_fast.runs.executors import Workers
 from phaze_fast.tables import Array, non_dominated
 
@@ -40,7 +42,12 @@ _MORE_NODES = 2_000_000
 _SEEDS = (512, 128, 32, 4)
 """How many candidates take each step after the roofline before the first wave, for an incumbent."""
 _SEED_ROUNDS = 4
-_FRONT_ROUNDS = 8
+_FIRST_OF_FRONT = (16, 32, 64)
+"""How many candidates are placed in each round that begins a front, before any limits it."""
+_FRONT_ROUNDS = 2
+_FRONT_MARGINS = (1.1, 1.0)
+"""Factors by which limits have to exceed bounds by rooflines for operators to be mapped, in turn:
+plans between lower the limits."""
 
 
 # ---- waves ----
@@ -359,31 +366,50 @@ class BestFirstSearch:
             self._advance(candidates, one_step=True)
 
     def _seed_front(self) -> None:
-        """Place the candidates whose lower bounds are non-dominated.
+        """Place candidates near the front, whose plans prune others over its whole range."""
+        for most in _FIRST_OF_FRONT:
+            self._advance_front(1, most)
+        for margin in _FRONT_MARGINS:
+            wanted = self._open(margin=margin)[0]
+            self._advance(wanted[:, self._levels(wanted) == 1], one_step=True)
+            for _ in range(_FRONT_ROUNDS):
+                self._advance_front(2)
 
-        Their plans lie near the front, and prune candidates over the whole range of the other
-        objectives.
+    def _advance_front(self, first: int, most: int = 2**30) -> None:
+        """Advance candidates with non-dominated bounds from level `first` on, until placed.
+
+        Of each model's, about `most` are scheduled, from the whole range of the front.
         """
-        for _ in range(_FRONT_ROUNDS):
-            for i, table in enumerate(self.tables):
-                if not len(table.problem):
-                    continue
-                energy = np.zeros(len(self.groups))
-                if table.energy.size:
-                    energy = table.energy.min(axis=0, initial=np.inf)
-                s = table.least.argmin(axis=0)
-                least = table.least[s, np.arange(len(s))]
-                others = self._others(np.arange(len(s)), self.exists.shape[1] - 1, energy)
-                groups = non_dominated(np.column_stack([least, others]))
-                groups = groups[np.isfinite(least[groups])]
-                for level in range(1, PLACED):
-                    ahead = groups[table.level[s[groups], groups] == level]
-                    candidates = np.stack([np.full(len(ahead), i), s[ahead], ahead])
-                    self._advance(candidates, all_at_once=True, one_step=True)
+        models = [i for i, table in enumerate(self.tables) if len(table.problem)]
+        for i, level in product(models, range(first, PLACED)):
+            ahead = self._least_front(i, level)
+            if level == SCHEDULED - 1:
+                ahead = ahead[:, :: 1 + ahead.shape[1] // most]
+            self._advance(ahead, all_at_once=True, one_step=True)
+
+    def _least_front(self, i: int, level: int) -> Array:
+        """List candidates of model `i` at a level that may be on the front, as far as bounds tell.
+
+        Compared are the lowest bounds of the groups, of candidates at that level or beyond it that
+        are not placed.
+        """
+        table = self.tables[i]
+        ready = (table.level >= level) & (table.level < PLACED)
+        least = np.where(ready, table.least, np.inf)
+        s, every = least.argmin(axis=0), np.arange(len(self.groups))
+        least = least[s, every]
+        energy = table.energy.min(axis=0) if table.energy.size else np.zeros(len(every))
+        others = self._others(every, self.exists.shape[1] - 1, energy)
+        groups = np.flatnonzero(np.isfinite(least) & (least <= self.front.below_s(others)))
+        groups = groups[non_dominated(np.column_stack([least, others])[groups])]
+        groups = groups[table.level[s[groups], groups] == level]
+        return np.stack([np.full(len(groups), i), s[groups], groups])
 
     # ---- the waves ----
 
-    def _open(self, wave: Callable[[int], int] | None = None) -> tuple[Array, int, float]:
+    def _open(
+        self, wave: Callable[[int], int] | None = None, margin: float = 1.0
+    ) -> tuple[Array, int, float]:
         """Candidates that are neither placed nor pruned.
 
         Parameters
@@ -412,7 +438,7 @@ class BestFirstSearch:
         if not keep.all():
             self._alive = alive = alive[keep]
             least, score, limit = [x[keep] for x in least], score[keep], limit[keep]
-        limits = [self.scores.limits(i, least, limit) for i in range(len(self.tables))]
+        limits = [self.scores.limits(i, least, limit / margin) for i in range(len(self.tables))]
 
         def bounds_of(i: int, s: int, groups: Array) -> Array:
             bounds: Array = self.objective.least(i, self.tables[i], groups, slice(s, s + 1))[0]
@@ -546,30 +572,46 @@ class BestFirstSearch:
             unproven = float(self.scores.combined(self.least_values(slice(None))).min())
         return min(self.history[-1].bound, self.best.best, unproven)
 
-    def _winner(self, group: int, c: int, score: float, answers: Sequence[Answer]) -> Winner:
-        """Build the record of a chip group with capacity `c` and its plans."""
-        record = self.groups.records[group]
-        peak = self.groups.peak_flops(record)
-        plans = []
-        for answer, problem in zip(answers, self.problems, strict=True):
-            evaluator, k = problem.of(answer.strategy)
-            chip = problem.price(answer.strategy, np.array([record]))
-            times = answer.times.at(slice(answer.row, answer.row + 1))
-            rate = chip.parts.hbm_bytes_per_s
-            free = free_times([evaluator.sizes[k]], chip.costs, rate, [times])[0]
-            plans.append(evaluator.plan(answer.placed, answer.times, answer.row, c, peak, free))
-        return Winner(
-            group=group,
-            capacity=c,
-            chip=int(self.groups.chip[group, c]),
-            score=score,
-            time_s=self.scores.mean([plan.time_s for plan in plans]),
-            area_mm2=float(self.groups.area_mm2[group]),
-            energy_j=sum(answer.energy_j for answer in answers),
-            hbm_bytes=int(self.groups.capacities[c]),
-            cost_usd=float(self.usd[group, c]),
-            plans=tuple(plans),
-        )
+    def _plans(self, i: int, answers: Sequence[Answer]) -> list[Plan]:
+        """Describe plans of model `i` in full; operators of a strategy are priced once for all."""
+        problem, plans = self.problems[i], dict[int, Plan]()
+        for s in sorted({answer.strategy for answer in answers}):
+            at = [k for k, answer in enumerate(answers) if answer.strategy == s]
+            evaluator, number = problem.of(s)
+            records = self.groups.records[[answers[k].group for k in at]]
+            chips = problem.price(s, records)
+            times = KindTimes.concatenated([answers[k].times.at([answers[k].row]) for k in at])
+            rate, sizes = chips.parts.hbm_bytes_per_s, [evaluator.sizes[number]]
+            (levels,) = free_times(sizes, chips.costs, rate, [times])
+            for row, k in enumerate(at):
+                free = [level.at([row]) for level in levels]
+                peak = self.groups.peak_flops(records[row])
+                found = answers[k]
+                plans[k] = evaluator.plan(found.placed, times, row, found.capacity, peak, free)
+        return [plans[k] for k in range(len(answers))]
+
+    def _winners(self, points: Sequence[tuple[float, Sequence[Answer]]]) -> list[Winner]:
+        """Build the records of points from their scores and the answer of each model."""
+        models = zip(*(answers for _, answers in points), strict=True)
+        plans = zip(*(self._plans(i, own) for i, own in enumerate(models)), strict=True)
+        winners = []
+        for (score, answers), own in zip(points, plans, strict=True):
+            group, c = answers[0][:2]
+            winners.append(
+                Winner(
+                    group=group,
+                    capacity=c,
+                    chip=int(self.groups.chip[group, c]),
+                    score=score,
+                    time_s=self.scores.mean([plan.time_s for plan in own]),
+                    area_mm2=float(self.groups.area_mm2[group]),
+                    energy_j=sum(answer.energy_j for answer in answers),
+                    hbm_bytes=int(self.groups.capacities[c]),
+                    cost_usd=float(self.usd[group, c]),
+                    plans=own,
+                )
+            )
+        return winners
 
     def winners(self) -> list[Winner]:
         """List the best groups, each with its best capacity, best first; at most `top`."""
@@ -589,13 +631,12 @@ class BestFirstSearch:
                     int(self.groups.capacities[c]),
                     int(self.groups.chip[group, c]),
                 )
-                ranked.append((rank, group, c, answers))
+                ranked.append((rank, answers))
         ranked.sort(key=lambda item: item[0])
-        best: dict[int, Any] = {}
-        for item in ranked:
-            best.setdefault(item[1], item)
-        first = list(best.values())[: self.best.top]
-        return [self._winner(group, c, rank[0], answers) for rank, group, c, answers in first]
+        best: dict[int, tuple[float, Sequence[Answer]]] = {}
+        for rank, answers in ranked:
+            best.setdefault(answers[0].group, (rank[0], answers))
+        return self._winners(list(best.values())[: self.best.top])
 
     def front_points(self) -> list[Winner]:
         """List the front, fastest first."""
@@ -608,7 +649,7 @@ class BestFirstSearch:
                 answers = [chosen[group, c] for chosen in self.chosen]
             points.append((float(values[0]), point, answers))
         points.sort(key=lambda item: (item[0], item[1]))
-        return [self._winner(p[0], p[1], score, answers) for score, p, answers in points]
+        return self._winners([(score, answers) for score, _, answers in points])
 
     def counts(self) -> dict[str, int]:
         """Count the points (strategies on chips) by the step at which they were placed or pruned.

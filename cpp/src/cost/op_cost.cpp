@@ -329,6 +329,88 @@ void for_pairs(std::span<const OperatorRecord> ops, std::span<const Status> stat
   });
 }
 
+constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+
+// All that some figure depends on of a chip: it is the same, to the last bit, on chips with equal
+// rates.
+struct Rates {
+  std::array<double, 14> rates;
+  std::int32_t tuning;
+  bool operator==(const Rates&) const = default;
+};
+
+struct HashOfRates {
+  std::size_t operator()(const Rates& own) const noexcept {
+    auto h = static_cast<std::uint64_t>(own.tuning);
+    for (const double rate : own.rates) {
+      h = std::rotl(h ^ std::bit_cast<std::uint64_t>(rate), 29) * 0x9E3779B97F4A7C15ULL;
+    }
+    return static_cast<std::size_t>(h ^ (h >> 32));
+  }
+};
+
+// All that `bound_on` reads of a chip with all cores, computed as there.
+std::array<double, 14> roofline_rates(const Machine& m, double vector_per_core) noexcept {
+  const auto cores = static_cast<double>(m.cores);
+  const TuningRecord& t = *m.tuning;
+  const bool unaligned = t.port_even_bytes_per_cycle > 0.0 || t.port_odd_bytes_per_cycle > 0.0;
+  const double lanes = m.lane_ops_per_s / m.vector_cores * vector_per_core;
+  return {m.macs_per_s,
+          m.sustained_macs_per_s,
+          m.hbm_bytes_per_s,
+          m.product_hbm_bytes_per_s,
+          m.buffer_bytes_per_s,
+          m.lane_ops_per_s,
+          lanes * cores,
+          cores * m.port_bytes_per_s,
+          m.vector_cores * m.port_bytes_per_s,
+          unaligned ? cores : 0.0,
+          unaligned ? m.clock_hz : 0.0,
+          t.resident_share > 0.0 ? m.buffer_bytes : 0.0};
+}
+
+// All that `time_on` reads of a chip, apart from its tuning and what follows from these.
+std::array<double, 14> mapping_rates(const Machine& m, double vector_per_core) noexcept {
+  return {static_cast<double>(m.cores),
+          static_cast<double>(m.rows),
+          static_cast<double>(m.cols),
+          m.local_bytes,
+          m.buffer_bytes,
+          m.capacity_bytes,
+          m.clock_hz,
+          m.port_bytes_per_s,
+          m.buffer_bytes_per_s,
+          m.hbm_bytes_per_s,
+          m.lane_ops_per_s,
+          m.vector_cores,
+          m.sustained_macs_per_s,
+          vector_per_core};
+}
+
+// The first chip with each set of rates, and the position among these of every chip's own; kNone
+// for a bad chip.
+struct AlikeChips {
+  std::vector<std::size_t> first;
+  std::vector<std::size_t> same;
+
+  template <typename RatesOf>
+  AlikeChips(const ChipBatch& batch, Cores cores, const RatesOf& rates_of)
+      : same(batch.chips.size(), kNone) {
+    const CheckedChips check(batch);
+    std::unordered_map<Rates, std::size_t, HashOfRates> known;
+    for (std::size_t c = 0; c < same.size(); ++c) {
+      if (check(c) != Status::kOk) continue;
+      const std::int32_t tuning = batch.tuning_of[c];
+      const Machine machine(batch.chips[c], batch.tunings[static_cast<std::size_t>(tuning)],
+                            batch.precision, cores == Cores::kOne);
+      const Rates own{rates_of(machine, vector_per_core(batch.chips[c], cores)), tuning};
+      const auto [at, fresh] = known.try_emplace(own, first.size());
+      if (fresh) first.push_back(c);
+      same[c] = at->second;
+    }
+  }
+};
+
 }  // namespace
 
 CostRecord op_cost(const OperatorRecord& op, const ChipRecord& chip, const TuningRecord& tuning,
@@ -366,14 +448,28 @@ void op_cost_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, 
 void op_time_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, Cores cores,
                    std::span<double> out, int threads) {
   const std::vector<Status> state = checked(ops);
-  const TrafficTable traffic(ops, state, batch, threads);
+  const AlikeChips alike(batch, cores, mapping_rates);
+  std::vector<ChipRecord> chips;
+  std::vector<std::int32_t> tuning_of;
+  for (const std::size_t c : alike.first) {
+    chips.push_back(batch.chips[c]);
+    tuning_of.push_back(batch.tuning_of[c]);
+  }
+  const ChipBatch few{chips, tuning_of, batch.tunings, batch.precision};
+  const TrafficTable traffic(ops, state, few, threads);
+  std::vector<double> times(chips.size() * ops.size(), kNan);
   for_pairs(
-      ops, state, batch, cores, threads,
+      ops, state, few, cores, threads,
       [&](std::size_t c, const Machine& machine, std::size_t o) {
-        out[c * ops.size() + o] =
-            time_on(ops[o], machine, traffic.at(c, o), vector_per_core(batch.chips[c], cores));
+        times[c * ops.size() + o] =
+            time_on(ops[o], machine, traffic.at(c, o), vector_per_core(chips[c], cores));
       },
-      [&](std::size_t c, std::size_t o, Status) { out[c * ops.size() + o] = kNan; });
+      [](std::size_t, std::size_t, Status) {});
+  std::fill(out.begin(), out.end(), kNan);
+  for (std::size_t c = 0; c < alike.same.size(); ++c) {
+    if (alike.same[c] == kNone) continue;
+    std::copy_n(times.data() + alike.same[c] * ops.size(), ops.size(), out.data() + c * ops.size());
+  }
 }
 
 double op_hbm_bytes(const OperatorRecord& op, double capacity_bytes, const Precision& p,
@@ -416,67 +512,19 @@ void energy_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& ba
       [&](std::size_t c, std::size_t, Status) { out[c] = kNan; });
 }
 
-namespace {
-
-constexpr std::size_t kNone = static_cast<std::size_t>(-1);
-
-// All that `bound_on` reads of a chip, computed as in `bound_on`: chips with equal rates have the
-// same bounds, to the last bit.
-struct RooflineRates {
-  std::array<double, 12> rates;
-  std::int32_t tuning;
-  bool operator==(const RooflineRates&) const = default;
-};
-
-struct RooflineHash {
-  std::size_t operator()(const RooflineRates& own) const noexcept {
-    auto h = static_cast<std::uint64_t>(own.tuning);
-    for (const double rate : own.rates) {
-      h = std::rotl(h ^ std::bit_cast<std::uint64_t>(rate), 29) * 0x9E3779B97F4A7C15ULL;
-    }
-    return static_cast<std::size_t>(h ^ (h >> 32));
-  }
-};
-
-RooflineRates rates_of(const ChipRecord& chip, const Machine& m, std::int32_t tuning) noexcept {
-  const auto cores = static_cast<double>(m.cores);
-  const TuningRecord& t = *m.tuning;
-  const bool unaligned = t.port_even_bytes_per_cycle > 0.0 || t.port_odd_bytes_per_cycle > 0.0;
-  const double lanes = m.lane_ops_per_s / m.vector_cores * vector_per_core(chip, Cores::kAll);
-  return {{m.macs_per_s, m.sustained_macs_per_s, m.hbm_bytes_per_s, m.product_hbm_bytes_per_s,
-           m.buffer_bytes_per_s, m.lane_ops_per_s, lanes * cores, cores * m.port_bytes_per_s,
-           m.vector_cores * m.port_bytes_per_s, unaligned ? cores : 0.0,
-           unaligned ? m.clock_hz : 0.0, t.resident_share > 0.0 ? m.buffer_bytes : 0.0},
-          tuning};
-}
-
-}  // namespace
-
 void path_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch,
                       const PathBatch& paths, std::span<double> out, int threads) {
   const std::vector<Status> state = checked(ops);
-  const CheckedChips check(batch);
-  const auto machine_of = [&](std::size_t c) {
-    const auto t = static_cast<std::size_t>(batch.tuning_of[c]);
-    return Machine(batch.chips[c], batch.tunings[t], batch.precision, false);
-  };
-  std::vector<std::size_t> first;  // the first chip with each set of rates
-  std::vector<std::size_t> same(batch.chips.size(), kNone);
-  std::unordered_map<RooflineRates, std::size_t, RooflineHash> known;
-  for (std::size_t c = 0; c < same.size(); ++c) {
-    if (check(c) != Status::kOk) continue;
-    const RooflineRates rates = rates_of(batch.chips[c], machine_of(c), batch.tuning_of[c]);
-    const auto [at, fresh] = known.try_emplace(rates, first.size());
-    if (fresh) first.push_back(c);
-    same[c] = at->second;
-  }
+  const AlikeChips alike(batch, Cores::kAll, roofline_rates);
+  const std::vector<std::size_t>& first = alike.first;
   std::vector<double> bounds(first.size());
   constexpr std::size_t kChips = 256;
   parallel_for(first.size(), threads, kChips, [&](std::size_t begin, std::size_t end) {
     std::vector<double> bound_s(ops.size(), kNan);
     std::vector<double> finish_s(paths.op.size());
     for (std::size_t d = begin; d < end; ++d) {
-      const Machine machine = machine_of(first[d]);
+      const auto t = static_cast<std::size_t>(batch.tuning_of[first[d]]);
+      const Machine machine(batch.chips[first[d]], batch.tunings[t], batch.precision, false);
       const double vector = vector_per_core(batch.chips[first[d]], Cores::kAll);
       for (std::size_t o = 0; o < ops.size(); ++o) {
         if (state[o] == Status::kOk) bound_s[o] = bound_on(ops[o], machine, vector);
@@ -500,7 +548,9 @@ void path_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batc
       bounds[d] = sum;
     }
   });
-  for (std::size_t c = 0; c < same.size(); ++c) out[c] = same[c] == kNone ? kNan : bounds[same[c]];
+  for (std::size_t c = 0; c < out.size(); ++c) {
+    out[c] = alike.same[c] == kNone ? kNan : bounds[alike.same[c]];
+  }
 }
 
 }  // namespace phaze
