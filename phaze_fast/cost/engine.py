@@ -161,6 +161,19 @@ class Costs(Brief):
             _limit_w=self._limit_w[chips],
         )
 
+    def only(self, graphs: Sequence[int]) -> Costs:
+        """Return the costs of some of the graphs, by position."""
+        kept = tuple(self.graphs[at] for at in graphs)
+        ops = np.concatenate([np.arange(self._ends[at], self._ends[at + 1]) for at in graphs])
+        return replace(
+            self,
+            graphs=kept,
+            _tables=tuple(t._replace(column_of=t.column_of[ops]) for t in self._tables),
+            _ends=(0, *accumulate(map(len, kept))),
+            _network_s=self._network_s[ops],
+            _places={},
+        )
+
     def without(self, groups: Sequence[str], share: float = 1.0) -> Costs:
         """Return the costs with collectives of some groups (`phaze_fast.opgraph.GROUPS`) free.
 
