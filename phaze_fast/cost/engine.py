@@ -348,14 +348,15 @@ def distinct_operators(ops: Array) -> tuple[Array, Array]:
     key: Array = np.zeros(len(ops), dtype=[(name, ops.dtype[name]) for name in _SEEN])
     for name in _SEEN:
         key[name] = ops[name]
-    _, first, inverse = np.unique(
-        key.view(np.dtype((np.void, key.dtype.itemsize))), return_index=True, return_inverse=True
-    )
+    raw, width, seen = key.tobytes(), key.dtype.itemsize, dict[bytes, int]()
+    rows = (raw[at : at + width] for at in range(0, len(raw), width))
+    inverse = np.array([seen.setdefault(row, len(seen)) for row in rows], dtype=np.intp)
+    first = np.flatnonzero(np.diff(np.maximum.accumulate(inverse), prepend=-1))
     chosen: Array = np.zeros(len(first), dtype=ops.dtype)
     for name in _SEEN:
         chosen[name] = ops[name][first]
     chosen["collective"] = -1
-    return chosen, inverse.reshape(-1)
+    return chosen, inverse
 
 
 def _distinct_chips(batch: Machines, unseen: tuple[str, ...]) -> tuple[Machines, Array]:

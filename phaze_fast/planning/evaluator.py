@@ -22,7 +22,7 @@ from phaze_fast.hardware import Cluster, cluster_record
 from phaze_fast.memory import INSTANTS, SCHEDULES, TERMS, optimizer
 from phaze_fast.models import Model, load
 from phaze_fast.opgraph.graph import AGAIN
-from phaze_fast.planning.layouts import LayoutGrid, node_devices, strategies
+from phaze_fast.planning.layouts import LayoutGrid, Layouts, node_devices, strategies
 from phaze_fast.planning.plans import PARTS, Plan, Stage, plan_interval_s
 from phaze_fast.planning.sizes import (
     BOUNDARY_KINDS,
@@ -126,17 +126,6 @@ class TopPlans(NamedTuple):
     """Least lower bound, seconds, of layouts not examined to the end; infinite where all were."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Grid:
-    """The layouts of strategies with the same widths."""
-
-    rows: Array
-    rejected: Counter[str]
-    """Layouts that are impossible, by reason."""
-    shares: Array
-    """Micro-batches of a replica divided by the number of stages, for each layout."""
-
-
 class PlanEvaluator:
     """The strategies and layouts of a model on a cluster, evaluated by the plan kernel.
 
@@ -161,7 +150,7 @@ class PlanEvaluator:
     ) -> None:
         self.model, self.cluster, self.training = model, cluster, training
         self._illegal: Counter[str] = Counter()  # strategies, by reason
-        self._grids: dict[tuple[Any, ...], _Grid] = {}
+        self._grids: dict[tuple[Any, ...], Layouts] = {}
         self.limits_bytes = np.array(capacities, dtype=np.float64) - float(training.reserved_bytes)
         """Usable memory of a device for each capacity."""
         self.sizes = list(given[0]) if given is not None else self._strategies_allowed()
@@ -198,6 +187,16 @@ class PlanEvaluator:
         limited.layouts_left_out = left_out
         return limited
 
+    @property
+    def fitting(self) -> PlanEvaluator:
+        """The evaluator of the layouts that fit under some memory limit."""
+        kept = self.fits.any(axis=1)
+        if kept.all():
+            return self
+        other = self._with(self.sizes, self.layouts[kept])
+        vars(other).update(fits=self.fits[kept], _arrays=self._arrays)
+        return other
+
     def _with(self, sizes: Sequence[StrategySizes], layouts: Array | None) -> PlanEvaluator:
         """Return an evaluator of the same problem with other strategies and layouts."""
         given = (sizes, layouts)
@@ -224,7 +223,7 @@ class PlanEvaluator:
         """How many strategies are impossible."""
         return sum(self._illegal.values())
 
-    def _grid(self, sizes: StrategySizes) -> _Grid:
+    def _grid(self, sizes: StrategySizes) -> Layouts:
         """Return the layouts of a strategy, which several strategies share."""
         widths = sizes.strategy.stage_widths
         known = self._grids.get(widths)
@@ -237,22 +236,21 @@ class PlanEvaluator:
                 blocks=sizes.blocks,
                 layers=len(sizes.graph.order),
             )
-            rows, rejected = grid.layouts()
-            self._grids[widths] = known = _Grid(rows, rejected, rows["micro_batches"] / rows["pp"])
+            self._grids[widths] = known = grid.layouts()
         return known
 
     def _listed(self, wanted: Sequence[Array | slice]) -> Array:
         """Concatenate the `wanted` layouts of every strategy, with the number of the strategy."""
         parts = [np.zeros(0, dtype=_core.LAYOUT_DTYPE)]
         for number, (own, mine) in enumerate(zip(self.sizes, wanted, strict=True)):
-            parts.append(self._grid(own).rows[mine].copy())
+            parts.append(self._grid(own).rows(mine))
             parts[-1]["strategy"] = number
         return np.concatenate(parts)
 
     @property
     def layouts_possible(self) -> int:
         """How many layouts all strategies have."""
-        return sum(len(self._grid(own).rows) for own in self.sizes)
+        return sum(len(self._grid(own)) for own in self.sizes)
 
     @cached_property
     def layouts(self) -> Array:
@@ -296,7 +294,8 @@ class PlanEvaluator:
     def strategy_fits(self) -> Array:
         """Whether some layout of each strategy fits, shape (strategies, capacities)."""
         fits: Array = np.zeros((len(self), len(self.limits_bytes)), dtype=bool)
-        np.logical_or.at(fits, self.layouts["strategy"], self.fits != 0)
+        layouts, limits = np.nonzero(self.fits)
+        fits[self.layouts["strategy"][layouts], limits] = True
         return fits
 
     @cached_property
