@@ -245,10 +245,12 @@ def _all_stages_fit(
     buffers: float,
     variants: int,
     share: float,
+    alone: Array,
 ) -> bool:
     """Whether all stages fit; the last `s` stages, each as long as fits, begin at `begins[s]`.
 
     Once at most one layer per earlier stage is left, the earlier stages must fit with one each.
+    `alone` stores whether one layer fits, by kind and micro-batches in flight; -1: not known.
     """
     stages = layout["pp"]
     for s in range(1, stages + 1):
@@ -256,11 +258,15 @@ def _all_stages_fit(
             continue
         for k in range(s + 1, stages + 1):
             last = stages - k + 1
-            first = _longest_stage(
-                last - 1, last, stages - k, layout, limit, order, sizes, kinds, buffers, variants,
-                share,
-            )  # fmt: skip
-            if first == last:
+            kind, flying = order[last - 1], layout["micro_batches"]
+            waiting = int(_in_flight(layout["schedule"], stages, stages - k, flying, 1))
+            if alone[kind, waiting] < 0:
+                first = _longest_stage(
+                    last - 1, last, stages - k, layout, limit, order, sizes, kinds, buffers,
+                    variants, share,
+                )  # fmt: skip
+                alone[kind, waiting] = first < last
+            if alone[kind, waiting] == 0:
                 return False
         return True
     return False
@@ -325,6 +331,7 @@ def layouts_fit(
     for k in order:
         counts[k] += 1
     begins = np.zeros(len(order) + 2, dtype=np.int64)
+    alone = np.zeros((count + 1, len(order) + 1), dtype=np.int8)
     for c in range(len(limits)):
         limit = limits[c] * (1.0 + 1e-12)
         packed = 0
@@ -340,6 +347,7 @@ def layouts_fit(
                     _write_kinds(mine, layout, strategy, training, kinds)
                 own[-1] = count if stages > 1 else order[-1]
                 packed, begins[0] = 0, len(order)
+                alone[:] = -1
             fits[r, c] = False
             schedule, full = layout["schedule"], layout["micro_batches"] >= stages
             if stages > 1 and schedule != _1F1B and not (schedule == _ZB_H1 and full):
@@ -354,5 +362,5 @@ def layouts_fit(
                     )  # fmt: skip
                     packed += 1
                 fits[r, c] = _all_stages_fit(
-                    layout, begins, limit, own, mine, kinds, buffers, variants, share
+                    layout, begins, limit, own, mine, kinds, buffers, variants, share, alone
                 )
