@@ -341,22 +341,34 @@ def _flat(graphs: OpGraph | LayerGraph | Sequence[OpGraph | LayerGraph]) -> tupl
     return tuple(flat)
 
 
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+"""Factor of hashes."""
+
+
 def distinct_operators(ops: Array) -> tuple[Array, Array]:
     """Return the operators that differ in cost, and the index of each operator among them."""
     if not len(ops):
         return ops, np.zeros(0, dtype=np.intp)
-    key: Array = np.zeros(len(ops), dtype=[(name, ops.dtype[name]) for name in _SEEN])
-    for name in _SEEN:
-        key[name] = ops[name]
-    raw, width, seen = key.tobytes(), key.dtype.itemsize, dict[bytes, int]()
-    rows = (raw[at : at + width] for at in range(0, len(raw), width))
-    inverse = np.array([seen.setdefault(row, len(seen)) for row in rows], dtype=np.intp)
-    first = np.flatnonzero(np.diff(np.maximum.accumulate(inverse), prepend=-1))
+    fields = (ops[name] for name in _SEEN)
+    columns = [one for own in fields for one in (own.T if own.ndim > 1 else [own])]
+    words = [
+        np.ascontiguousarray(one).view(np.uint64) if one.dtype == np.float64 else one.astype("u8")
+        for one in columns
+    ]
+    hashes: Array = np.zeros(len(ops), dtype=np.uint64)
+    for word in words:
+        hashes = (hashes ^ word) * _ODD
+        hashes ^= hashes >> 32
+    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+    if not all((word[first][inverse] == word).all() for word in words):  # two have one hash
+        _, first, inverse = np.unique(
+            np.stack(words, axis=1), axis=0, return_index=True, return_inverse=True
+        )
     chosen: Array = np.zeros(len(first), dtype=ops.dtype)
     for name in _SEEN:
         chosen[name] = ops[name][first]
     chosen["collective"] = -1
-    return chosen, inverse
+    return chosen, inverse.reshape(-1)
 
 
 def _distinct_chips(batch: Machines, unseen: tuple[str, ...]) -> tuple[Machines, Array]:

@@ -402,7 +402,7 @@ class FixedParts:
     @classmethod
     def of(cls, sizes: StrategySizes, costs: Costs, hbm_bytes_per_s: Array) -> FixedParts:
         """Build the parts of a strategy from the costs of its layers, one row per chip."""
-        return cls.of_alike([sizes], costs, hbm_bytes_per_s, layer_places([sizes]))
+        return cls.of_alike([sizes], costs, hbm_bytes_per_s, layer_places((sizes,)))
 
     @classmethod
     def of_alike(
@@ -488,7 +488,8 @@ def _known_free_times(_cluster: Cluster) -> dict[StrategySizes, tuple[KindTimes,
     return {}
 
 
-def layer_places(sizes: Iterable[StrategySizes]) -> dict[int, int]:
+@lru_cache(maxsize=16)
+def layer_places(sizes: tuple[StrategySizes, ...]) -> Mapping[int, int]:
     """Map the layers of strategies, by identity, to forward graphs' numbers in `operator_costs`.
 
     The backward graph of a layer has the next number.
@@ -566,7 +567,7 @@ def priced(
             hidden = (s.strategy.expert_overlap, s.strategy.overlap_experts)
             alike.setdefault((s.software, *hidden), []).append(s)
     for query, some in alike.items():
-        places, latest = layer_places(some), _latest_costs(cluster, *query)
+        places, latest = layer_places(tuple(some)), _latest_costs(cluster, *query)
         if not latest or not places.keys() <= latest[0][0].keys():
             costs = operator_costs(some, chip, cluster, threads)
             latest[:] = [(places, tuple(some), costs)]
@@ -579,7 +580,7 @@ def priced(
 @lru_cache(maxsize=8)
 def _latest_costs(
     _cluster: Cluster, _software: Software, _expert_overlap: float, _overlap_experts: bool
-) -> list[tuple[dict[int, int], tuple[StrategySizes, ...], Costs]]:
+) -> list[tuple[Mapping[int, int], tuple[StrategySizes, ...], Costs]]:
     """Return the latest costs of such strategies with the `layer_places` of these, or nothing."""
     return []
 
@@ -700,7 +701,7 @@ def _of_layers(
     hosted: bool = True,
 ) -> list[KindTimes]:
     """Build the times of strategies from the seconds of their layers' graphs, (graphs, chips)."""
-    places, found = layer_places(sizes), dict[int, KindTimes]()
+    places, found = layer_places(tuple(sizes)), dict[int, KindTimes]()
     alike: dict[tuple[str, ...], list[int]] = {}
     for number, s in enumerate(sizes):
         alike.setdefault(s.variants, []).append(number)
@@ -825,7 +826,7 @@ def _roots(
     tuple
         Lower bounds in seconds, and whether a schedule attains them, shape (graphs, 1).
     """
-    first, places = sizes[0], layer_places(sizes)
+    first, places = sizes[0], layer_places(tuple(sizes))
     layers = {id(layer): layer for s in sizes for layer in s.graph.layers}
     hidden = (first.strategy.expert_overlap, first.strategy.overlap_experts)
     query = as_one(cluster, first.software, *hidden)
@@ -854,7 +855,7 @@ def least_work_s(sizes: tuple[StrategySizes, ...], cluster: Cluster, threads: in
     found: dict[StrategySizes, float] = {}
     for some, costs, _ in priced(sizes, cluster, found, threads):
         bounds_s = _roots(some, costs, cluster, threads)[0][:, 0]
-        software, places = some[0].software, layer_places(some)
+        software, places = some[0].software, layer_places(tuple(some))
         graphs = [[places[id(layer)] for layer in s.graph.layers] for s in some]
         passes = np.array(graphs)[:, :, None] + np.arange(2)  # (strategies, kinds, passes)
         least_s = bounds_s[passes]
