@@ -21,7 +21,7 @@ from phaze_fast.errors import InvalidTypeError, not_accepted
 from phaze_fast.hardware import Cluster, cluster_record
 from phaze_fast.memory import INSTANTS, SCHEDULES, TERMS, optimizer
 from phaze_fast.models import Model, load
-from phaze_fast.opgraph.graph import AGAIN
+from phaze_fast.opgraph.graph import AGAIN, UNITS
 from phaze_fast.planning.layouts import LayoutGrid, Layouts, node_devices, strategies
 from phaze_fast.planning.plans import PARTS, Plan, Stage, plan_interval_s
 from phaze_fast.planning.sizes import (
@@ -63,7 +63,7 @@ _OF_STRATEGY = (
     *("tp", "cp", "cp_kind", "ep", "etp", "dispatcher", "expert_overlap", "overlap_experts"),
     *("micro_batch", "offload_optimizer"),
 )  # fields that a plan copies from its strategy
-_TENSOR_UNITS = (0, 2)  # operators on tensor cores, alone or with vector cores
+_ON_TENSOR_CORES = np.array(["TC" in unit for unit in UNITS])
 
 
 def checked_model(model: Model | str, software: Software, seq: int | None = None) -> Model:
@@ -364,10 +364,14 @@ class PlanEvaluator:
 
     def plans(self, placed: Sequence[Placed], times: KindTimes) -> list[Plan]:
         """Describe plans in full, of `times` with one row per strategy."""
-        if placed and self.cluster.chip is not None:  # fills the cache for all plans at once
-            own = [self.sizes[s] for s in sorted(self.strategies_of(placed))]
-            free_times_on_chip(own, self.cluster, self.optimizer)
-        return [self.plan(one, times) for one in placed]
+        if not placed or self.cluster.chip is None:
+            return [self.plan(one, times) for one in placed]
+        every = [int(self.layouts[one.layout]["strategy"]) for one in placed]
+        own = sorted(set(every))
+        some = [self.sizes[s] for s in own]
+        levels = free_times_on_chip(some, self.cluster, self.optimizer)
+        free = {s: [level.at(slice(n, n + 1)) for level in levels] for n, s in enumerate(own)}
+        return [self.plan(one, times, free=free[s]) for one, s in zip(placed, every, strict=True)]
 
     def slowest_s(self, placed: Iterable[Placed], times: KindTimes) -> float:
         """Return the seconds of the slowest plan if layers take `times`, one row per strategy."""
@@ -702,7 +706,7 @@ def _recomputed_flops(sizes: StrategySizes, mode: str) -> dict[str, float]:
     flops = {}
     for layer in sizes.graph.layers:
         graph, names = layer.forward, layer.forward.recomputed(mode)
-        counted = np.isin(graph.ops["unit"], _TENSOR_UNITS)
+        counted = _ON_TENSOR_CORES[graph.ops["unit"]]
         counted &= np.array([name in names for name in graph.names], dtype=bool)
         block = layer.kind not in BOUNDARY_KINDS
         flops[layer.kind] = float(graph.ops["flops"][counted].sum()) if block else 0.0
