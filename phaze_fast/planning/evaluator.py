@@ -22,7 +22,13 @@ from phaze_fast.hardware import Cluster, cluster_record
 from phaze_fast.memory import INSTANTS, SCHEDULES, TERMS, optimizer
 from phaze_fast.models import Model, load
 from phaze_fast.opgraph.graph import AGAIN, UNITS
-from phaze_fast.planning.layouts import LayoutGrid, Layouts, node_devices, strategies
+from phaze_fast.planning.layouts import (
+    LAYOUT_FIELDS,
+    LayoutGrid,
+    Layouts,
+    node_devices,
+    strategies,
+)
 from phaze_fast.planning.plans import PARTS, Plan, Stage, plan_interval_s
 from phaze_fast.planning.sizes import (
     BOUNDARY_KINDS,
@@ -241,11 +247,14 @@ class PlanEvaluator:
 
     def _listed(self, wanted: Sequence[Array | slice]) -> Array:
         """Concatenate the `wanted` layouts of every strategy, with the number of the strategy."""
-        parts = [np.zeros(0, dtype=_core.LAYOUT_DTYPE)]
-        for number, (own, mine) in enumerate(zip(self.sizes, wanted, strict=True)):
-            parts.append(self._grid(own).rows(mine))
-            parts[-1]["strategy"] = number
-        return np.concatenate(parts)
+        grids = zip(map(self._grid, self.sizes), wanted, strict=True)
+        parts = [grid.columns(mine) for grid, mine in grids]
+        counts = [len(own[0]) for own in parts]
+        rows: Array = np.zeros(sum(counts), dtype=_core.LAYOUT_DTYPE)
+        rows["strategy"] = np.repeat(np.arange(len(parts)), counts)
+        for name, columns in zip(LAYOUT_FIELDS, zip(*parts, strict=True), strict=False):
+            rows[name] = np.concatenate(columns)
+        return rows
 
     @property
     def layouts_possible(self) -> int:

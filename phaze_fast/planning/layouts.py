@@ -214,16 +214,17 @@ class Layouts:
         shares: Array = (micro_batches / pp)[self._at]
         return shares
 
-    def rows(self, wanted: Array | slice) -> Array:
-        """Return some of the layouts, dtype ``_core.LAYOUT_DTYPE``."""
-        at, columns = self._at[wanted], self._choices[:, self._choice[wanted]]
-        rows: Array = np.zeros(len(at), dtype=_core.LAYOUT_DTYPE)
-        for name, width in zip(("dp", "pp", "micro_batches"), self._widths, strict=True):
-            rows[name] = width[at]
-        for name, column in zip(("schedule", "vpp", "zero", "rank_order"), columns, strict=False):
-            rows[name] = column
-        rows["shard"] = self._shards[columns[-1], at]
-        return rows
+    def columns(self, wanted: Array | slice) -> tuple[Array, ...]:
+        """Return the fields of some of the layouts, in the order of `LAYOUT_FIELDS`."""
+        at, choices = self._at[wanted], self._choices[:, self._choice[wanted]]
+        return (*(own[at] for own in self._widths), self._shards[choices[-1], at], *choices[:-1])
+
+
+LAYOUT_FIELDS = (
+    *("dp", "pp", "micro_batches", "shard"),
+    *("schedule", "vpp", "zero", "rank_order"),
+)
+"""Fields of ``_core.LAYOUT_DTYPE`` besides the strategy."""
 
 
 @dataclass(frozen=True)
@@ -279,7 +280,10 @@ class LayoutGrid:
                 for shard, allowed_by in tried[order]:
                     masks.append(possible & allowed_by)
                     added.append((schedule, vpp, zero, order, shard))
-        choice, at = np.nonzero(np.array(masks))
+        table = np.array(masks)  # (choices, combinations)
+        at = np.flatnonzero(table)
+        choice = np.repeat(np.arange(len(masks)), np.count_nonzero(table, axis=1))
+        at -= choice * len(dp)
         if not len(at):
             counted[self.why_empty()] += 1
         rejected = Counter({why: count for why, count in counted.items() if why and count})

@@ -455,6 +455,8 @@ def fused_sizes(
     """
     runs = (recompute, software, precision)
     columns = [_sizes(model, strategies, *runs, form) for form in forms(fusion)]
+    if len(columns) == 1:
+        return columns[0]
     found: list[StrategySizes] = []
     for every in zip(*columns, strict=True):
         distinct: dict[tuple[float, ...], StrategySizes] = {}
