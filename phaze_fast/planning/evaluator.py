@@ -373,8 +373,8 @@ class PlanEvaluator:
 
     def plans(self, placed: Sequence[Placed], times: KindTimes) -> list[Plan]:
         """Describe plans in full, of `times` with one row per strategy."""
-        if not placed or self.cluster.chip is None:
-            return [self.plan(one, times) for one in placed]
+        if not placed:
+            return []
         every = [int(self.layouts[one.layout]["strategy"]) for one in placed]
         own = sorted(set(every))
         some = [self.sizes[s] for s in own]

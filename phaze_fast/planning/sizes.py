@@ -283,10 +283,8 @@ def _add_stored_bytes(
     """Write the bytes that the `k`-th kind of layer stores, and that are live in its passes."""
     resident, kind = sizes[0].software.resident_gradients, sizes[0].graph.layers[k].kind
     for s, own in enumerate(sizes):
-        many, bytes_ = (
-            len(own.variants),
-            _stored_bytes(own.stored.layers[k], own.variants, resident),
-        )
+        bytes_ = _stored_bytes(own.stored.layers[k], own.variants, resident)
+        many = len(own.variants)
         if kind == "head":
             peak = own.graph.layers[k].peak(resident).bytes if by_layer else bytes_[0]
             records["once_bytes"][s] = peak
