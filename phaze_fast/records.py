@@ -293,10 +293,11 @@ class Record(BaseModel):
         if isinstance(data, Mapping):
             # NumPy scalars, such as elements of arrays, are accepted as numbers.
             data = {k: v.item() if isinstance(v, np.generic) else v for k, v in data.items()}
-            unknown = [key for key in data if key not in cls.model_fields]
+            fields = cls.model_fields
+            unknown = [key for key in data if key not in fields]
             if unknown:
                 key = brief(unknown[0]).strip("'")
-                hint = nearest(key, cls.model_fields)
+                hint = nearest(key, fields)
                 raise PydanticCustomError(
                     "unknown_key", "unknown key '{key}'; {hint}", {"key": key, "hint": hint}
                 )

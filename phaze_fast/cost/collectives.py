@@ -26,7 +26,8 @@ from phaze_fast.hardware import (
     fabric_record,
     presets,
 )
-from phaze_fast.opgraph import GROUPS, LayerGraph, OpGraph
+from phaze_fast.models import MixtureOfExperts
+from phaze_fast.opgraph import GROUPS, LayerGraph, OpGraph, Strategy
 from phaze_fast.records import FrozenDict
 from phaze_fast.tables import Array, Brief
 from phaze_fast.threads import thread_count
@@ -391,9 +392,19 @@ def rank_groups(graph: OpGraph | LayerGraph) -> RankGroups | None:
     """
     if isinstance(graph, OpGraph):
         return None
-    moe = getattr(graph.model, "moe", None)
+    s = graph.strategy
+    widths = (s.tp, s.cp, s.cp_kind, s.ep, s.etp)
+    return _laid_out(getattr(graph.model, "moe", None), *widths)
+
+
+@lru_cache(maxsize=4096)
+def _laid_out(
+    moe: MixtureOfExperts | None, tp: int, cp: int, cp_kind: str, ep: int, etp: int | None
+) -> RankGroups:
+    """Lay out the groups of a strategy with these widths."""
     visits = moe.top_k if moe is not None and moe.sent_once else 0
-    laid_out = {"none": (1, 1), **graph.strategy.groups}
+    strategy = Strategy(tp=tp, cp=cp, cp_kind=cp_kind, ep=ep, etp=etp)
+    laid_out = {"none": (1, 1), **strategy.groups}
     limited = (1, 1)
     if moe is not None and moe.groups is not None and moe.top_groups is not None:
         limited = (moe.groups, moe.top_groups)
@@ -486,7 +497,7 @@ def collectives_s(
     number = np.repeat(np.arange(len(graphs)), [len(ops) for ops in listed])[at]
     rows: dict[RankGroups, int] = {}
     row_of = np.zeros(len(graphs), dtype=np.intp)
-    for n in np.unique(number).tolist():
+    for n in number[np.flatnonzero(np.diff(number, prepend=-1))].tolist():  # number rises
         graph, groups = graphs[n]
         if groups is None:
             raise InvalidInputError(

@@ -161,6 +161,19 @@ class Costs(Brief):
             _limit_w=self._limit_w[chips],
         )
 
+    def only(self, graphs: Sequence[int]) -> Costs:
+        """Return the costs of some of the graphs, by position."""
+        kept = tuple(self.graphs[at] for at in graphs)
+        ops = np.concatenate([np.arange(self._ends[at], self._ends[at + 1]) for at in graphs])
+        return replace(
+            self,
+            graphs=kept,
+            _tables=tuple(t._replace(column_of=t.column_of[ops]) for t in self._tables),
+            _ends=(0, *accumulate(map(len, kept))),
+            _network_s=self._network_s[ops],
+            _places={},
+        )
+
     def without(self, groups: Sequence[str], share: float = 1.0) -> Costs:
         """Return the costs with collectives of some groups (`phaze_fast.opgraph.GROUPS`) free.
 
@@ -328,16 +341,29 @@ def _flat(graphs: OpGraph | LayerGraph | Sequence[OpGraph | LayerGraph]) -> tupl
     return tuple(flat)
 
 
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+"""Factor of hashes."""
+
+
 def distinct_operators(ops: Array) -> tuple[Array, Array]:
     """Return the operators that differ in cost, and the index of each operator among them."""
     if not len(ops):
         return ops, np.zeros(0, dtype=np.intp)
-    key: Array = np.zeros(len(ops), dtype=[(name, ops.dtype[name]) for name in _SEEN])
-    for name in _SEEN:
-        key[name] = ops[name]
-    _, first, inverse = np.unique(
-        key.view(np.dtype((np.void, key.dtype.itemsize))), return_index=True, return_inverse=True
-    )
+    fields = (ops[name] for name in _SEEN)
+    columns = [one for own in fields for one in (own.T if own.ndim > 1 else [own])]
+    words = [
+        np.ascontiguousarray(one).view(np.uint64) if one.dtype == np.float64 else one.astype("u8")
+        for one in columns
+    ]
+    hashes: Array = np.zeros(len(ops), dtype=np.uint64)
+    for word in words:
+        hashes = (hashes ^ word) * _ODD
+        hashes ^= hashes >> 32
+    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+    if not all((word[first][inverse] == word).all() for word in words):  # two have one hash
+        _, first, inverse = np.unique(
+            np.stack(words, axis=1), axis=0, return_index=True, return_inverse=True
+        )
     chosen: Array = np.zeros(len(first), dtype=ops.dtype)
     for name in _SEEN:
         chosen[name] = ops[name][first]

@@ -289,10 +289,11 @@ def exchange_bytes(graph: LayerGraph) -> float:
         "context-ring": 4.0 / groups,
         "expert-mesh": 1.0,
     }
-    forward, total = [layer.forward.ops for layer in graph.layers], 0.0
+    forward, total = [layer.forward for layer in graph.layers], 0.0
     for name, factor in times.items():
-        sent = [ops["payload_bytes"][ops["group"] == GROUPS.index(name)] for ops in forward]
-        total += factor * max(float(own.max(initial=0.0)) for own in sent)
+        positions = [(own, own.of_group.get(GROUPS.index(name))) for own in forward]
+        sent = [own.ops["payload_bytes"][at].max() for own, at in positions if at is not None]
+        total += factor * max(map(float, sent), default=0.0)
     return total
 
 

@@ -72,6 +72,8 @@ class Optimizer(Record):
         >>> OPTIMIZERS["adafactor"].more_state_bytes(110, [(1, 10, 10)], table=False)
         120.0
         """
+        if not self.factor_bytes and self.vector_state_bytes is None:
+            return 0.0
         if self.newton_schulz_steps is not None and table:
             matrices = ()
         more = self.factor_bytes * sum(count * (rows + cols) for count, rows, cols in matrices)

@@ -14,7 +14,7 @@ from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.models.graph_model import WIDE, OperatorKind
 from phaze_fast.opgraph.builder import OperatorSpec, Tensor
 from phaze_fast.opgraph.family import Each
-from phaze_fast.records import FrozenDict
+from phaze_fast.records import FrozenDict, changed
 from phaze_fast.tables import Array, Brief
 
 FUNCTIONS: tuple[str, ...] = _core.FUNCTIONS
@@ -113,11 +113,27 @@ class OpGraph(Brief):
     def __len__(self) -> int:
         return len(self.names)
 
+    @property
+    def family(self) -> OpGraph:
+        """The graph with the sizes of all members of its family, see `opgraph.family`."""
+        return self
+
     @cached_property
     def products(self) -> Array:
         """Whether each operator is a product, a convolution or attention."""
-        products: Array = _IS_PRODUCT[self.ops["function"]]
+        function = self.ops["function"]
+        products: Array = _IS_PRODUCT[function if function.ndim == 1 else function[0]]
         return products
+
+    @cached_property
+    def of_group(self) -> dict[int, list[int]]:
+        """Positions of the operators of each group of `GROUPS` that communicates."""
+        positions: dict[int, list[int]] = {}
+        groups = self.ops["group"] if self.ops.ndim == 1 else self.ops["group"][0]
+        for at, group in enumerate(groups.tolist()):
+            if group:
+                positions.setdefault(group, []).append(at)
+        return positions
 
     @property
     def flops(self) -> float:
@@ -207,6 +223,45 @@ class OpGraph(Brief):
         for name in sorted(chosen - frozenset(self.names)):
             raise InvalidInputError(f"recompute: {name!r} is unknown; {nearest(name, self.names)}")
         return chosen
+
+
+class MemberGraph(OpGraph):
+    """The graph of one member of a family, whose tensors are split from the others' when read."""
+
+    _family: OpGraph
+    _place: int
+
+    @classmethod
+    def split(cls, graph: OpGraph, count: int) -> list[OpGraph]:
+        """Split the graph of a family into those of its `count` members."""
+        every = list(graph.ops) if graph.ops.ndim > 1 else [graph.ops] * count
+        shared = {**vars(graph), "_family": graph}
+        shared |= {name: getattr(graph, name) for name in ("casts", "products", "of_group")}
+        del shared["tensors"]
+        members = []
+        for at, ops in enumerate(every):
+            member = object.__new__(cls)
+            vars(member).update(shared, ops=ops, _place=at)
+            members.append(member)
+        return list(members)
+
+    @property
+    def family(self) -> OpGraph:
+        """The graph with the sizes of all members."""
+        return self._family
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Tensors that the forward pass stores."""
+        bytes_ = [np.asarray(one.bytes) for one in self._family.tensors]
+        own = [(size if size.ndim == 0 else size[self._place]).item() for size in bytes_]
+        sized = zip(self._family.tensors, own, strict=True)
+        return tuple(changed(one, bytes=size) for one, size in sized)
+
+    @cached_property
+    def needed(self) -> frozenset[str]:
+        """Names of the operators that lead to a tensor which the backward pass reads."""
+        return self._family.needed
 
 
 @lru_cache(maxsize=4096)  # called again for every batch of chips

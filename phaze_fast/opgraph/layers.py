@@ -23,7 +23,7 @@ from phaze_fast.opgraph.builder import (
 )
 from phaze_fast.opgraph.family import apart, split_where_unlike
 from phaze_fast.opgraph.gradients import backward_work_bytes, gradients
-from phaze_fast.opgraph.graph import OpGraph, lay_out
+from phaze_fast.opgraph.graph import MemberGraph, OpGraph, lay_out
 from phaze_fast.opgraph.rewrites import (
     ANY_FORM,
     Fusion,
@@ -41,7 +41,6 @@ from phaze_fast.opgraph.traced import (
     traced_passes,
     traced_peaks,
 )
-from phaze_fast.records import changed
 from phaze_fast.software import Precision
 from phaze_fast.tables import Brief
 
@@ -183,6 +182,12 @@ class Layer(Share):
     """Bytes that one device reads and writes once a step to make the copy of `copy_bytes`."""
     peaks: tuple[DevicePeak, ...] = ()
     """Memory peaks of a traced layer; if empty, the peak is estimated from the operators."""
+
+    @property
+    def family(self) -> tuple[Layer, int]:
+        """The layer with the sizes of all members of its family, and its own place among these."""
+        family: tuple[Layer, int] = vars(self).get("_family", (self, 0))
+        return family
 
     @cached_property
     def work_bytes(self) -> float:
@@ -349,17 +354,12 @@ def _members(layer: Layer, count: int) -> list[Layer]:
     """Split the layer of a family into the layers of its `count` members."""
     if count == 1:
         return [layer]
-    passes: dict[str, list[OpGraph]] = {}
-    for name in ("forward", "backward"):
-        graph = getattr(layer, name)
-        ops = list(graph.ops) if graph.ops.ndim > 1 else [graph.ops] * count
-        tensors = list(zip(*(apart(one, count) for one in graph.tensors), strict=True))
-        own = zip(ops, tensors or [()] * count, strict=True)
-        passes[name] = [changed(graph, ops=ops, tensors=kept) for ops, kept in own]
-    made = apart(layer, count, **passes)
-    work_bytes = np.broadcast_to(backward_work_bytes(layer.forward, layer.backward), count)
-    for one, size in zip(made, work_bytes.tolist(), strict=True):
-        vars(one)["work_bytes"] = size
+    vars(layer)["work_bytes"] = backward_work_bytes(layer.forward, layer.backward)
+    passes = {n: MemberGraph.split(getattr(layer, n), count) for n in ("forward", "backward")}
+    sizes = np.broadcast_to(layer.work_bytes, count).tolist()
+    made = apart(layer, count, work_bytes=sizes, **passes)
+    for at, one in enumerate(made):
+        vars(one)["_family"] = layer, at
     return made
 
 

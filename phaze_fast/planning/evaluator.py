@@ -21,8 +21,14 @@ from phaze_fast.errors import InvalidTypeError, not_accepted
 from phaze_fast.hardware import Cluster, cluster_record
 from phaze_fast.memory import INSTANTS, SCHEDULES, TERMS, optimizer
 from phaze_fast.models import Model, load
-from phaze_fast.opgraph.graph import AGAIN
-from phaze_fast.planning.layouts import LayoutGrid, node_devices, strategies
+from phaze_fast.opgraph.graph import AGAIN, UNITS
+from phaze_fast.planning.layouts import (
+    LAYOUT_FIELDS,
+    LayoutGrid,
+    Layouts,
+    node_devices,
+    strategies,
+)
 from phaze_fast.planning.plans import PARTS, Plan, Stage, plan_interval_s
 from phaze_fast.planning.sizes import (
     BOUNDARY_KINDS,
@@ -64,7 +70,7 @@ _OF_STRATEGY = (
     *("tp", "cp", "cp_kind", "ep", "etp", "dispatcher", "expert_overlap", "overlap_experts"),
     *("micro_batch", "offload_optimizer"),
 )  # fields that a plan copies from its strategy
-_TENSOR_UNITS = (0, 2)  # operators on tensor cores, alone or with vector cores
+_ON_TENSOR_CORES = np.array(["TC" in unit for unit in UNITS])
 
 
 def checked_model(model: Model | str, software: Software, seq: int | None = None) -> Model:
@@ -127,17 +133,6 @@ class TopPlans(NamedTuple):
     """Least lower bound, seconds, of layouts not examined to the end; infinite where all were."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Grid:
-    """The layouts of strategies with the same widths."""
-
-    rows: Array
-    rejected: Counter[str]
-    """Layouts that are impossible, by reason."""
-    shares: Array
-    """Micro-batches of a replica divided by the number of stages, for each layout."""
-
-
 class PlanEvaluator:
     """The strategies and layouts of a model on a cluster, evaluated by the plan kernel.
 
@@ -162,7 +157,7 @@ class PlanEvaluator:
     ) -> None:
         self.model, self.cluster, self.training = model, cluster, training
         self._illegal: Counter[str] = Counter()  # strategies, by reason
-        self._grids: dict[tuple[Any, ...], _Grid] = {}
+        self._grids: dict[tuple[Any, ...], Layouts] = {}
         self.limits_bytes = np.array(capacities, dtype=np.float64) - float(training.reserved_bytes)
         """Usable memory of a device for each capacity."""
         self.sizes = list(given[0]) if given is not None else self._strategies_allowed()
@@ -199,6 +194,16 @@ class PlanEvaluator:
         limited.layouts_left_out = left_out
         return limited
 
+    @property
+    def fitting(self) -> PlanEvaluator:
+        """The evaluator of the layouts that fit under some memory limit."""
+        kept = self.fits.any(axis=1)
+        if kept.all():
+            return self
+        other = self._with(self.sizes, self.layouts[kept])
+        vars(other).update(fits=self.fits[kept], _arrays=self._arrays)
+        return other
+
     def _with(self, sizes: Sequence[StrategySizes], layouts: Array | None) -> PlanEvaluator:
         """Return an evaluator of the same problem with other strategies and layouts."""
         given = (sizes, layouts)
@@ -225,7 +230,7 @@ class PlanEvaluator:
         """How many strategies are impossible."""
         return sum(self._illegal.values())
 
-    def _grid(self, sizes: StrategySizes) -> _Grid:
+    def _grid(self, sizes: StrategySizes) -> Layouts:
         """Return the layouts of a strategy, which several strategies share."""
         widths = sizes.strategy.stage_widths
         known = self._grids.get(widths)
@@ -238,22 +243,24 @@ class PlanEvaluator:
                 blocks=sizes.blocks,
                 layers=len(sizes.graph.order),
             )
-            rows, rejected = grid.layouts()
-            self._grids[widths] = known = _Grid(rows, rejected, rows["micro_batches"] / rows["pp"])
+            self._grids[widths] = known = grid.layouts()
         return known
 
     def _listed(self, wanted: Sequence[Array | slice]) -> Array:
         """Concatenate the `wanted` layouts of every strategy, with the number of the strategy."""
-        parts = [np.zeros(0, dtype=_core.LAYOUT_DTYPE)]
-        for number, (own, mine) in enumerate(zip(self.sizes, wanted, strict=True)):
-            parts.append(self._grid(own).rows[mine].copy())
-            parts[-1]["strategy"] = number
-        return np.concatenate(parts)
+        grids = zip(map(self._grid, self.sizes), wanted, strict=True)
+        parts = [grid.columns(mine) for grid, mine in grids]
+        counts = [len(own[0]) for own in parts]
+        rows: Array = np.zeros(sum(counts), dtype=_core.LAYOUT_DTYPE)
+        rows["strategy"] = np.repeat(np.arange(len(parts)), counts)
+        for name, columns in zip(LAYOUT_FIELDS, zip(*parts, strict=True), strict=False):
+            rows[name] = np.concatenate(columns)
+        return rows
 
     @property
     def layouts_possible(self) -> int:
         """How many layouts all strategies have."""
-        return sum(len(self._grid(own).rows) for own in self.sizes)
+        return sum(len(self._grid(own)) for own in self.sizes)
 
     @cached_property
     def layouts(self) -> Array:
@@ -295,7 +302,8 @@ class PlanEvaluator:
     def strategy_fits(self) -> Array:
         """Whether some layout of each strategy fits, shape (strategies, capacities)."""
         fits: Array = np.zeros((len(self), len(self.limits_bytes)), dtype=bool)
-        np.logical_or.at(fits, self.layouts["strategy"], self.fits != 0)
+        layouts, limits = np.nonzero(self.fits)
+        fits[self.layouts["strategy"][layouts], limits] = True
         return fits
 
     @cached_property
@@ -364,10 +372,14 @@ class PlanEvaluator:
 
     def plans(self, placed: Sequence[Placed], times: KindTimes) -> list[Plan]:
         """Describe plans in full, of `times` with one row per strategy."""
-        if placed and self.cluster.chip is not None:  # fills the cache for all plans at once
-            own = [self.sizes[s] for s in sorted(self.strategies_of(placed))]
-            free_times_on_chip(own, self.cluster, self.optimizer)
-        return [self.plan(one, times) for one in placed]
+        if not placed:
+            return []
+        every = [int(self.layouts[one.layout]["strategy"]) for one in placed]
+        own = sorted(set(every))
+        some = [self.sizes[s] for s in own]
+        levels = free_times_on_chip(some, self.cluster, self.optimizer)
+        free = {s: [level.at(slice(n, n + 1)) for level in levels] for n, s in enumerate(own)}
+        return [self.plan(one, times, free=free[s]) for one, s in zip(placed, every, strict=True)]
 
     def slowest_s(self, placed: Iterable[Placed], times: KindTimes) -> float:
         """Return the seconds of the slowest plan if layers take `times`, one row per strategy."""
@@ -712,7 +724,7 @@ def _recomputed_flops(sizes: StrategySizes, mode: str) -> dict[str, float]:
     flops = {}
     for layer in sizes.graph.layers:
         graph, names = layer.forward, layer.forward.recomputed(mode)
-        counted = np.isin(graph.ops["unit"], _TENSOR_UNITS)
+        counted = _ON_TENSOR_CORES[graph.ops["unit"]]
         counted &= np.array([name in names for name in graph.names], dtype=bool)
         block = layer.kind not in BOUNDARY_KINDS
         flops[layer.kind] = float(graph.ops["flops"][counted].sum()) if block else 0.0

@@ -16,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -186,6 +187,46 @@ def strategies(
 # ---- layouts of one strategy ----
 
 
+@dataclass(frozen=True, eq=False)
+class Layouts:
+    """The layouts of strategies with the same widths."""
+
+    rejected: Counter[str]
+    """Layouts that are impossible, by reason."""
+    _widths: tuple[Array, Array, Array]
+    """Replicas, stages and micro-batches of the combinations that fit the cluster."""
+    _at: Array
+    """Which combination each layout has."""
+    _choice: Array
+    """Which row of `_choices` each layout has."""
+    _choices: Array
+    """Rows of schedule, chunks per stage, ZeRO stage, rank order and row of `_shards`."""
+    _shards: Array
+    """Replicas that share state (0: all), shape (choices, combinations)."""
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    @cached_property
+    def shares(self) -> Array:
+        """Micro-batches of a replica divided by the number of stages, for each layout."""
+        _, pp, micro_batches = self._widths
+        shares: Array = (micro_batches / pp)[self._at]
+        return shares
+
+    def columns(self, wanted: Array | slice) -> tuple[Array, ...]:
+        """Return the fields of some of the layouts, in the order of `LAYOUT_FIELDS`."""
+        at, choices = self._at[wanted], self._choices[:, self._choice[wanted]]
+        return (*(own[at] for own in self._widths), self._shards[choices[-1], at], *choices[:-1])
+
+
+LAYOUT_FIELDS = (
+    *("dp", "pp", "micro_batches", "shard"),
+    *("schedule", "vpp", "zero", "rank_order"),
+)
+"""Fields of ``_core.LAYOUT_DTYPE`` besides the strategy."""
+
+
 @dataclass(frozen=True)
 class LayoutGrid:
     """The layouts of one strategy that a cluster and a step allow."""
@@ -204,8 +245,8 @@ class LayoutGrid:
         """Devices that hold one stage of one replica."""
         return self.strategy.tp * self.strategy.cp
 
-    def layouts(self) -> tuple[Array, Counter[str]]:
-        """List every layout, dtype ``_core.LAYOUT_DTYPE``; count impossible ones by reason.
+    def layouts(self) -> Layouts:
+        """List every layout; count impossible ones by reason.
 
         They depend on the strategy's `stage_widths` alone. The order of a list that a user gives
         does not matter. Layouts that differ only in the number of stages are adjacent.
@@ -222,36 +263,32 @@ class LayoutGrid:
             choices += [
                 (order, schedule, vpp, possible & tried) for order, tried in self._orders(dp, pp)
             ]
-        positions: list[Array] = []  # per choice: positions of its widths
-        added: list[tuple[int, int, int, int]] = []
+        masks: list[Array] = []  # per choice: which combinations of widths it has
+        added: list[tuple[int, ...]] = []
         sharing: list[Array] = []
+        near: dict[int, Array] = {}
         for number, zero in enumerate(sorted(set(training.zero))):
-            shards = {
-                order: self._shards(zero, order, dp, pp, counted) if zero else [np.zeros_like(dp)]
-                for order in {order for order, *_ in choices}
-            }
             # A single shard is the same under every ZeRO stage.
             distinct = True if number == 0 else dp * self.strategy.cp > 1
-            tried = {
-                order: [(shard, (shard >= 0) & distinct) for shard in own]
-                for order, own in shards.items()
-            }
+            tried: dict[int, list[tuple[int, Array]]] = {}
+            for order in {order for order, *_ in choices}:
+                own = self._shards(zero, order, dp, pp, near, counted) if zero else [0 * dp]
+                allowed = [(shard >= 0) & distinct for shard in own]
+                tried[order] = list(enumerate(allowed, len(sharing)))
+                sharing += own
             for order, schedule, vpp, possible in choices:
-                for shard, allowed in tried[order]:
-                    at = np.flatnonzero(possible & allowed)
-                    positions.append(at)
-                    added.append((schedule, vpp, zero, order))
-                    sharing.append(shard[at])
-        at = np.concatenate(positions)
-        rows: Array = np.zeros(len(at), dtype=_core.LAYOUT_DTYPE)
-        rows["pp"], rows["dp"], rows["micro_batches"] = pp[at], dp[at], micro_batches[at]
-        rows["shard"] = np.concatenate(sharing)
-        columns = np.repeat(np.array(added), [len(own) for own in positions], axis=0)
-        for name, column in zip(("schedule", "vpp", "zero", "rank_order"), columns.T, strict=True):
-            rows[name] = column
-        if not len(rows):
+                for shard, allowed_by in tried[order]:
+                    masks.append(possible & allowed_by)
+                    added.append((schedule, vpp, zero, order, shard))
+        table = np.array(masks)  # (choices, combinations)
+        at = np.flatnonzero(table)
+        choice = np.repeat(np.arange(len(masks)), np.count_nonzero(table, axis=1))
+        at -= choice * len(dp)
+        if not len(at):
             counted[self.why_empty()] += 1
-        return rows, Counter({why: count for why, count in counted.items() if why and count})
+        rejected = Counter({why: count for why, count in counted.items() if why and count})
+        rows = np.array(added).T
+        return Layouts(rejected, (dp, pp, micro_batches), at, choice, rows, np.array(sharing))
 
     def why_empty(self) -> str:
         """Return why there is no layout; empty where a schedule is the reason, counted before."""
@@ -320,9 +357,10 @@ class LayoutGrid:
                 why = f"schedule: {chunks} has more chunks than the model's {self.layers} layers"
                 rejected[why] += int((piped & ~possible).sum())
                 status = _core.check_pipelines(schedule, pp, vpp, micro_batches)
-                for code in np.unique(status[possible & (status != 0)]).tolist():
-                    why = f"schedule: {name} is not possible: {_core.PIPELINE_SENTENCES[code]}"
-                    rejected[why] += int((possible & (status == code)).sum())
+                for code, count in enumerate(np.bincount(status[possible]).tolist()):
+                    if code and count:
+                        why = f"schedule: {name} is not possible: {_core.PIPELINE_SENTENCES[code]}"
+                        rejected[why] += count
                 yield schedule, vpp, possible & (status == 0)
 
     def _orders(self, dp: Array, pp: Array) -> Iterator[tuple[int, Array | bool]]:
@@ -337,21 +375,29 @@ class LayoutGrid:
         yield 1, inside & (dp > 1) & (pp * self.stage_devices <= self.node)
 
     def _shards(
-        self, zero: int, order: int, dp: Array, pp: Array, rejected: Counter[str]
+        self,
+        zero: int,
+        order: int,
+        dp: Array,
+        pp: Array,
+        near: dict[int, Array],
+        rejected: Counter[str],
     ) -> list[Array]:
         """List the number of replicas that state is sharded over in each layout, per choice.
 
         A value is 0 for all replicas, a count for fewer, -1 where the choice is impossible or the
-        same as an earlier one.
+        same as an earlier one. `near` stores the replicas of a node that can shard, by rank order.
         """
         ep, wanted = self.strategy.expert_replicas, _shards_tried(self.training.shard, zero)
         choices: list[Array] = []
         if "all" in wanted:
             choices.append(np.zeros(len(dp), dtype=np.int64))
         if "node" in wanted:
-            stages = pp if RANK_ORDERS[order] == "stages-inside" else np.ones_like(pp)
-            inside = _replicas_in_node(dp, self.node // (self.stage_devices * stages), ep)
-            choices.append(np.where(inside * self.strategy.cp > 1, inside, -1))
+            if order not in near:
+                stages = pp if RANK_ORDERS[order] == "stages-inside" else np.ones_like(pp)
+                inside = _replicas_in_node(dp, self.node // (self.stage_devices * stages), ep)
+                near[order] = np.where(inside * self.strategy.cp > 1, inside, -1)
+            choices.append(near[order])
         for count in sorted(s for s in wanted if isinstance(s, int)):
             even = (dp % count == 0) & (count % ep == 0)
             why = f"shard: {count} replicas do not share out the replicas evenly"

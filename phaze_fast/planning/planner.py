@@ -417,10 +417,10 @@ def _searched(
         reach_s = min(reach_s, _least(layouts_s[layouts_s <= reach_s], _FEW_LAYOUTS))
         some = evaluator.within(work_s, reach_s)
     while True:
-        fastest = TopPlans([], Counter(), float("inf"))
-        if some.fits.any():
-            times = some.lazy_times(cluster, cache, workers)
-            fastest = _fastest(some, times, top, workers, progress, stop, limit_s)
+        fastest, fitting = TopPlans([], Counter(), float("inf")), some.fitting
+        if len(fitting.layouts):
+            times = fitting.lazy_times(cluster, cache, workers)
+            fastest = _fastest(fitting, times, top, workers, progress, stop, limit_s)
         if len(fastest.plans) == top:
             limit_s = fastest.plans[-1].time_s
         stopped = stop is not None and fastest.open_s < float("inf")
@@ -429,7 +429,7 @@ def _searched(
         reach_s = min(limit_s, 8.0 * reach_s) if reach_s > 0.0 else limit_s
         some = evaluator.within(work_s, reach_s)
     return _Searched(
-        some.plans(fastest.plans, times.rows) if fastest.plans else [],
+        fitting.plans(fastest.plans, times.rows) if fastest.plans else [],
         some.rejected + fastest.rejected + _too_large(some),
         int(some.fits.sum()),
         min(fastest.open_s, reach_s) if stopped else fastest.open_s,

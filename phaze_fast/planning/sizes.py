@@ -98,31 +98,13 @@ class StrategySizes:
     @cached_property
     def kinds(self) -> Array:
         """One record per kind of layer, dtype ``_core.LAYER_KIND_DTYPE``."""
-        return _kind_records(self.graph, self.stored, self.variants, self.software)
+        kinds: Array = _kind_records([self])[0]
+        return kinds
 
     @cached_property
     def record(self) -> Array:
         """One record, dtype ``_core.STRATEGY_DTYPE``."""
-        return _strategy_record(self.graph, self.stored, len(self.variants), self.software)
-
-    def kinds_with(self, optimizer: Optimizer) -> Array:
-        """Return `kinds` with the bytes of an optimiser's state that are not per parameter."""
-        kinds = self.kinds.copy()
-        if self.strategy.offload_optimizer:
-            kinds["host_state"] = 1.0
-            kinds["cast_bytes"] = 0.0  # weights are cast as they arrive from the host
-        for record, layer in zip(kinds, self.graph.layers, strict=True):
-            record["more_state_bytes"] = layer_state_bytes(layer, optimizer)
-            if optimizer.newton_schulz_steps is not None and layer.kind not in BOUNDARY_KINDS:
-                elements = sum(count * rows * cols for count, rows, cols in layer.matrices)
-                record["step_gather_bytes"] = 2.0 * elements  # momentum in bf16
-        return kinds
-
-    def record_with(self, optimizer: Optimizer) -> Array:
-        """Return `record` with the state of the copied embedding that is not per parameter."""
-        record = self.record.copy()
-        record["copied_state_bytes"] = copied_state_bytes(self.graph, optimizer)
-        return record
+        return _strategy_records([self])
 
     @cached_property
     def offloaded_bytes(self) -> Array:
@@ -137,6 +119,11 @@ class StrategySizes:
     def strategy(self) -> Strategy:
         """Widths of the strategy."""
         return self.graph.strategy
+
+    @cached_property
+    def ranks(self) -> Mapping[str, int]:
+        """Devices of each group that communicates."""
+        return {name: width for name, (width, _) in self.strategy.groups.items()}
 
     @property
     def inner(self) -> int:
@@ -183,21 +170,18 @@ class StrategySizes:
         return sum(layer.count for layer in self.graph.layers if layer.kind not in BOUNDARY_KINDS)
 
 
-_VARIANTS: LruCache[tuple[Any, ...], tuple[tuple[str, ...], Mapping[str, int]]] = LruCache(256)
-"""Latest results of `_distinct_variants`; most strategies of a model share one."""
+_Variants = tuple[tuple[str, ...], Mapping[str, int]]
+_VARIANTS: LruCache[tuple[Any, ...], tuple[list[OpGraph], _Variants]] = LruCache(256)
+"""Latest results of `_distinct_variants` by identity of the graphs, which strategies share."""
 
 
-def _distinct_variants(
-    graph: LayerGraph, recompute: tuple[str, ...]
-) -> tuple[tuple[str, ...], Mapping[str, int]]:
+def _distinct_variants(graph: LayerGraph, recompute: tuple[str, ...]) -> _Variants:
     """Merge modes that recompute the same operators into variants; map each mode to its variant."""
-    blocks = [layer.forward for layer in graph.layers if layer.kind not in BOUNDARY_KINDS]
-    needed = "needed" in recompute
-    parts = ((block.names, block.casts, needed and block.needed) for block in blocks)
-    key = (recompute, *parts)
+    blocks = [layer.forward.family for layer in graph.layers if layer.kind not in BOUNDARY_KINDS]
+    key = (recompute, *map(id, blocks))
     known = _VARIANTS.get(key)
     if known is not None:
-        return known
+        return known[1]
     first: dict[tuple[bool, tuple[frozenset[str], ...]], str] = {}
     same = {
         mode: first.setdefault(
@@ -207,21 +191,28 @@ def _distinct_variants(
     }
     variants = tuple(first.values())
     variant_of = FrozenDict({mode: variants.index(name) for mode, name in same.items()})
-    return _VARIANTS.put(key, (variants, variant_of))
+    # The entry refers to the graphs, so that their ids are not reused.
+    return _VARIANTS.put(key, (blocks, (variants, variant_of)))[1]
 
 
-def _sent_bytes(graph: OpGraph, ranks: dict[int, int]) -> float:
-    """Sum the bytes that one device sends in the collectives of a layer by ring algorithms."""
-    total = 0.0
-    columns = (graph.ops[name].tolist() for name in ("collective", "group", "payload_bytes"))
-    for collective, group, payload in zip(*columns, strict=True):
-        if collective < 0:
-            continue
-        n = ranks.get(group, 1)
-        share = 1.0 if collective == _POINT_TO_POINT else (n - 1) / n
-        twice = 2.0 if collective == _ALL_REDUCE else 1.0
-        total += twice * share * payload
-    return total
+def _sent_bytes(graphs: Sequence[OpGraph], sizes: Sequence[StrategySizes]) -> Array:
+    """Sum the bytes that one device sends in the collectives of layers by ring algorithms."""
+    sent = np.zeros(len(sizes))
+    alike: dict[int, list[int]] = {}
+    for at, graph in enumerate(graphs):
+        alike.setdefault(id(graph.family), []).append(at)
+    for some in alike.values():
+        first = graphs[some[0]].ops
+        columns = np.flatnonzero(first["collective"] >= 0)
+        payloads = np.stack([graphs[at].ops["payload_bytes"][columns] for at in some], axis=1)
+        codes = (first[name][columns].tolist() for name in ("collective", "group"))
+        for collective, group, payload in zip(*codes, payloads, strict=True):
+            name = GROUPS[group]
+            n = np.array([sizes[at].ranks.get(name, 1) for at in some])
+            share = 1.0 if collective == _POINT_TO_POINT else (n - 1) / n
+            twice = 2.0 if collective == _ALL_REDUCE else 1.0
+            sent[some] += twice * share * payload
+    return sent
 
 
 def _stand_ins(layer: Layer, graph: LayerGraph) -> float:
@@ -240,83 +231,101 @@ def _table_bytes(graph: LayerGraph) -> float:
     return float(products["write_bytes"].max(initial=0.0))
 
 
-_Stored = tuple[float, list[float], list[float]]
-_STORED: LruCache[tuple[Any, ...], tuple[Layer, _Stored]] = LruCache(4096)
-"""Latest results of `_stored_bytes` by identity of the layer, which strategies share."""
+_STORED: LruCache[tuple[Any, ...], tuple[Layer, Array]] = LruCache(4096)
+"""Latest stored bytes by identity of the family of layers, a row for each member."""
 
 
-def _stored_bytes(layer: Layer, variants: tuple[str, ...], resident: bool) -> _Stored:
-    """Return a layer's stored bytes: of all tensors, by variant, and live bytes by variant."""
-    key = id(layer), variants, resident
+def _stored_bytes(layer: Layer, variants: tuple[str, ...], resident: bool) -> Array:
+    """Return a layer's stored bytes: of all tensors, by variant; and live bytes by variant."""
+    family, at = layer.family
+    key = id(family), variants, resident
     known = _STORED.get(key)
-    if known is None:  # the entry refers to the layer, so that its id is not reused
-        end = layer.kind in BOUNDARY_KINDS
-        modes = ("none",) * len(variants) if end else variants
-        stashed = [float(layer.forward.stashed_bytes(mode)) for mode in modes]
-        live = [layer.live_bytes(mode, resident) for mode in modes]
-        known = _STORED.put(key, (layer, (layer.forward.stashed_bytes(), stashed, live)))
-    return known[1]
+    if known is None:  # the entry refers to the family, so that its id is not reused
+        modes = ("none",) * len(variants) if layer.kind in BOUNDARY_KINDS else variants
+        stored = [family.forward.stashed_bytes(), *map(family.forward.stashed_bytes, modes)]
+        live = [family.live_bytes(mode, resident) for mode in modes]
+        columns = np.broadcast_arrays(*stored, *live, np.zeros(1))[:-1]
+        rows = np.stack(columns, axis=1).astype(np.float64)
+        known = _STORED.put(key, (family, rows))
+    bytes_: Array = known[1][min(at, len(known[1]) - 1)]  # one row where members do not differ
+    return bytes_
 
 
-def _kind_records(
-    graph: LayerGraph, stored: LayerGraph, variants: tuple[str, ...], software: Software
-) -> Array:
-    kinds: Array = np.zeros(len(graph.layers), dtype=_core.LAYER_KIND_DTYPE)
+def _kind_records(sizes: Sequence[StrategySizes]) -> Array:
+    """Return a record per strategy and kind of layer; the strategies have one software."""
+    graph, software = sizes[0].graph, sizes[0].software
+    kinds: Array = np.zeros((len(sizes), len(graph.layers)), dtype=_core.LAYER_KIND_DTYPE)
     by_layer = all(layer.peaks for layer in graph.layers)
-    resident = software.resident_gradients
-    for record, layer, kept in zip(kinds, graph.layers, stored.layers, strict=True):
-        end, head = layer.kind in BOUNDARY_KINDS, layer.kind == "head"
-        whole, stashed, live = _stored_bytes(kept, variants, resident)
-        record["parameters"] = layer.device_parameters
-        record["expert_parameters"] = layer.expert_parameters
-        record["frozen_parameters"] = layer.frozen_parameters
-        record["frozen_experts"] = layer.frozen_experts
-        record["packed_parameters"] = layer.packed_parameters
-        record["packed_bytes"] = layer.packed_bytes
-        record["boundary"] = end
-        record["layer_peaks"] = by_layer
-        record["once_bytes"] = (layer.peak(resident).bytes if by_layer else whole) if head else 0.0
-        if head and software.gradient_stand_ins:
-            record["once_bytes"] += _table_bytes(graph)
-        record["copy_bytes"], record["cast_bytes"] = layer.copy_bytes, layer.cast_bytes
+    kinds["layer_peaks"] = by_layer
+    for k, first in enumerate(graph.layers):
+        end, head = first.kind in BOUNDARY_KINDS, first.kind == "head"
+        records, layers = kinds[:, k], [own.graph.layers[k] for own in sizes]
+        for name in _OF_LAYER:
+            records[name] = [getattr(layer, name) for layer in layers]
+        records["parameters"] = [layer.device_parameters for layer in layers]
+        records["boundary"] = end
         if software.gradient_stand_ins and not end:
-            record["shape_bytes"] = _stand_ins(layer, graph)
+            records["shape_bytes"] = [_stand_ins(own.graph.layers[k], own.graph) for own in sizes]
         if software.slice_host_s:
-            matrices = sum(count for count, _, _ in layer.matrices)
-            record["slice_s"] = software.slice_host_s * matrices
+            matrices = [sum(count for count, _, _ in layer.matrices) for layer in layers]
+            records["slice_s"] = software.slice_host_s * np.array(matrices)
         if software.stage_division == "work" or (software.stage_division == "blocks" and not end):
-            record["stage_work"] = layer.forward.flops
-        many = len(variants)
-        record["stash_bytes"][:many] = 0.0 if head else stashed
-        if not (head or (end and not by_layer)):
-            record["live_bytes"][:many] = live
+            records["stage_work"] = [layer.forward.flops for layer in layers]
+        _add_stored_bytes(sizes, k, by_layer, records)
+        if head and software.gradient_stand_ins:
+            records["once_bytes"] += [_table_bytes(own.graph) for own in sizes]
     return kinds
 
 
-def _strategy_record(
-    graph: LayerGraph, stored: LayerGraph, variants: int, software: Software
-) -> Array:
-    s = graph.strategy
-    ranks = {GROUPS.index(name): width for name, (width, _) in s.groups.items()}
-    message = graph.message_bytes
-    if software.scattered_messages and not s.sequence_parallel:
-        message /= s.tp
-    record: Array = np.zeros(1, dtype=_core.STRATEGY_DTYPE)
-    record["tp"], record["cp"] = s.tp, s.cp
-    record["ep"], record["etp"], record["micro_batch"] = s.ep, s.expert_width, s.micro_batch
-    record["message_bytes"] = message
-    split = stored.strategy.sequence_parallel and s.tp > 1
-    record["gathered_bytes"] = stored.message_bytes * s.tp * split + exchange_bytes(graph)
-    kind = context_code(s.cp_kind) if s.cp > 1 else 0
-    record["group_kind"] = (kind << 2) + 2 * DISPATCHERS.index(s.dispatcher) + s.offload_optimizer
-    record["copied_parameters"] = graph.copied_parameters
-    record["copied_frozen"] = graph.copied_frozen
-    record["sent_bytes"] = sum(
-        layer.count * (_sent_bytes(layer.forward, ranks) + _sent_bytes(layer.backward, ranks))
-        for layer in graph.layers
-    )
-    record["variants"] = variants
-    return record
+def _add_stored_bytes(
+    sizes: Sequence[StrategySizes], k: int, by_layer: bool, records: Array
+) -> None:
+    """Write the bytes that the `k`-th kind of layer stores, and that are live in its passes."""
+    resident, kind = sizes[0].software.resident_gradients, sizes[0].graph.layers[k].kind
+    for s, own in enumerate(sizes):
+        bytes_ = _stored_bytes(own.stored.layers[k], own.variants, resident)
+        many = len(own.variants)
+        if kind == "head":
+            peak = own.graph.layers[k].peak(resident).bytes if by_layer else bytes_[0]
+            records["once_bytes"][s] = peak
+            continue
+        records["stash_bytes"][s, :many] = bytes_[1 : many + 1]
+        if kind not in BOUNDARY_KINDS or by_layer:
+            records["live_bytes"][s, :many] = bytes_[many + 1 :]
+
+
+_OF_LAYER = (
+    *("expert_parameters", "frozen_parameters", "frozen_experts", "packed_parameters"),
+    *("packed_bytes", "copy_bytes", "cast_bytes"),
+)
+"""Fields of a kind's record that are those of the layer."""
+
+
+def _strategy_records(sizes: Sequence[StrategySizes]) -> Array:
+    """Return a record per strategy; the strategies have one software."""
+    records: Array = np.zeros(len(sizes), dtype=_core.STRATEGY_DTYPE)
+    for name in ("tp", "cp", "ep", "micro_batch"):
+        records[name] = [getattr(own.strategy, name) for own in sizes]
+    for record, own in zip(records, sizes, strict=True):
+        graph, stored, s = own.graph, own.stored, own.strategy
+        message = graph.message_bytes
+        if own.software.scattered_messages and not s.sequence_parallel:
+            message /= s.tp
+        split = stored.strategy.sequence_parallel and s.tp > 1
+        kind = context_code(s.cp_kind) if s.cp > 1 else 0
+        dispatched = 2 * DISPATCHERS.index(s.dispatcher)
+        record["etp"], record["message_bytes"] = s.expert_width, message
+        record["gathered_bytes"] = stored.message_bytes * s.tp * split + exchange_bytes(graph)
+        record["group_kind"] = (kind << 2) + dispatched + s.offload_optimizer
+        record["copied_parameters"] = graph.copied_parameters
+        record["copied_frozen"] = graph.copied_frozen
+        record["variants"] = len(own.variants)
+    for k, layer in enumerate(sizes[0].graph.layers):
+        layers = [own.graph.layers[k] for own in sizes]
+        passes = ([layer.forward for layer in layers], [layer.backward for layer in layers])
+        both = [_sent_bytes(graphs, sizes) for graphs in passes]
+        records["sent_bytes"] += layer.count * (both[0] + both[1])
+    return records
 
 
 _GRAPHS: LruCache[tuple[Any, ...], LayerGraph] = LruCache(4096)
@@ -444,6 +453,8 @@ def fused_sizes(
     """
     runs = (recompute, software, precision)
     columns = [_sizes(model, strategies, *runs, form) for form in forms(fusion)]
+    if len(columns) == 1:
+        return columns[0]
     found: list[StrategySizes] = []
     for every in zip(*columns, strict=True):
         distinct: dict[tuple[float, ...], StrategySizes] = {}
@@ -468,12 +479,18 @@ def strategy_arrays(
         head with a copy of a tied embedding; and the kind of each layer.
     """
     order = np.array(sizes[0].graph.order, dtype=np.int32)
-    strategies: Array = np.empty(len(sizes), dtype=_core.STRATEGY_DTYPE)
-    kinds: Array = np.empty((len(sizes), len(sizes[0].kinds) + 1), dtype=_core.LAYER_KIND_DTYPE)
-    for s, own in enumerate(sizes):
-        strategies[s : s + 1] = own.record_with(optimizer)
-        kinds[s, :-1] = own.kinds_with(optimizer)
-    kinds[:, -1] = kinds[:, order[-1]]
+    strategies, records = _strategy_records(sizes), _kind_records(sizes)
+    strategies["copied_state_bytes"] = [copied_state_bytes(own.graph, optimizer) for own in sizes]
+    hosted = np.array([own.strategy.offload_optimizer for own in sizes])
+    records["host_state"][hosted] = 1.0
+    records["cast_bytes"][hosted] = 0.0  # weights are cast as they arrive from the host
+    for k, layer in enumerate(sizes[0].graph.layers):
+        layers, column = [own.graph.layers[k] for own in sizes], records[:, k]
+        column["more_state_bytes"] = [layer_state_bytes(own, optimizer) for own in layers]
+        if optimizer.newton_schulz_steps is not None and layer.kind not in BOUNDARY_KINDS:
+            elements = [sum(c * rows * cols for c, rows, cols in own.matrices) for own in layers]
+            column["step_gather_bytes"] = 2.0 * np.array(elements)  # momentum in bf16
+    kinds: Array = np.concatenate([records, records[:, order[-1:]]], axis=1)
     kinds["parameters"][:, -1] += strategies["copied_parameters"]
     kinds["frozen_parameters"][:, -1] += strategies["copied_frozen"]
     kinds["more_state_bytes"][:, -1] += strategies["copied_state_bytes"]

@@ -30,6 +30,7 @@ from phaze_fast.opgraph import EXCHANGES, GROUPS, Layer, LayerGraph
 from phaze_fast.opgraph.builder import LayerBuilder
 from phaze_fast.opgraph.graph import lay_out
 from phaze_fast.planning.sizes import BOUNDARY_KINDS, StrategySizes
+from phaze_fast.records import changed
 from phaze_fast.schedule import ScheduleCache, schedule_layers
 from phaze_fast.software import Software, check_precision, chip_as_run
 from phaze_fast.tables import Array
@@ -401,7 +402,7 @@ class FixedParts:
     @classmethod
     def of(cls, sizes: StrategySizes, costs: Costs, hbm_bytes_per_s: Array) -> FixedParts:
         """Build the parts of a strategy from the costs of its layers, one row per chip."""
-        return cls.of_alike([sizes], costs, hbm_bytes_per_s, layer_places([sizes]))
+        return cls.of_alike([sizes], costs, hbm_bytes_per_s, layer_places((sizes,)))
 
     @classmethod
     def of_alike(
@@ -487,7 +488,8 @@ def _known_free_times(_cluster: Cluster) -> dict[StrategySizes, tuple[KindTimes,
     return {}
 
 
-def layer_places(sizes: Iterable[StrategySizes]) -> dict[int, int]:
+@lru_cache(maxsize=16)
+def layer_places(sizes: tuple[StrategySizes, ...]) -> Mapping[int, int]:
     """Map the layers of strategies, by identity, to forward graphs' numbers in `operator_costs`.
 
     The backward graph of a layer has the next number.
@@ -530,7 +532,7 @@ def operator_costs(
         layers = tuple(layer for layer in s.graph.layers if id(layer) not in places)
         places.update(map(id, layers))
         if layers:
-            graphs.append(replace(s.graph, layers=layers))
+            graphs.append(changed(s.graph, layers=layers))
     chip = chips if isinstance(chips, np.ndarray) else chip_as_run(chips, first.software)
     as_run = None if like is None else chip_as_run(like, first.software)
     costs = estimate_costs(graphs, chip, cluster, threads=threads, like=as_run, energy=energy)
@@ -564,8 +566,23 @@ def priced(
         if s not in known:
             hidden = (s.strategy.expert_overlap, s.strategy.overlap_experts)
             alike.setdefault((s.software, *hidden), []).append(s)
-    for some in alike.values():
-        yield some, operator_costs(some, chip, cluster, threads), np.ones(1)
+    for query, some in alike.items():
+        places, latest = layer_places(tuple(some)), _latest_costs(cluster, *query)
+        if not latest or not places.keys() <= latest[0][0].keys():
+            costs = operator_costs(some, chip, cluster, threads)
+            latest[:] = [(places, tuple(some), costs)]
+        else:
+            first = [latest[0][0][layer] for layer in places]
+            costs = latest[0][2].only([at + later for at in first for later in (0, 1)])
+        yield some, costs, np.ones(1)
+
+
+@lru_cache(maxsize=8)
+def _latest_costs(
+    _cluster: Cluster, _software: Software, _expert_overlap: float, _overlap_experts: bool
+) -> list[tuple[Mapping[int, int], tuple[StrategySizes, ...], Costs]]:
+    """Return the latest costs of such strategies with the `layer_places` of these, or nothing."""
+    return []
 
 
 def _host(chip: Accelerator) -> Host:
@@ -684,7 +701,7 @@ def _of_layers(
     hosted: bool = True,
 ) -> list[KindTimes]:
     """Build the times of strategies from the seconds of their layers' graphs, (graphs, chips)."""
-    places, found = layer_places(sizes), dict[int, KindTimes]()
+    places, found = layer_places(tuple(sizes)), dict[int, KindTimes]()
     alike: dict[tuple[str, ...], list[int]] = {}
     for number, s in enumerate(sizes):
         alike.setdefault(s.variants, []).append(number)
@@ -809,7 +826,7 @@ def _roots(
     tuple
         Lower bounds in seconds, and whether a schedule attains them, shape (graphs, 1).
     """
-    first, places = sizes[0], layer_places(sizes)
+    first, places = sizes[0], layer_places(tuple(sizes))
     layers = {id(layer): layer for s in sizes for layer in s.graph.layers}
     hidden = (first.strategy.expert_overlap, first.strategy.overlap_experts)
     query = as_one(cluster, first.software, *hidden)
@@ -837,22 +854,27 @@ def least_work_s(sizes: tuple[StrategySizes, ...], cluster: Cluster, threads: in
     """
     found: dict[StrategySizes, float] = {}
     for some, costs, _ in priced(sizes, cluster, found, threads):
-        bounds_s = _roots(some, costs, cluster, threads)[0][:, 0].tolist()
-        places, passes_s = layer_places(some), dict[int, tuple[float, float]]()
-        for s in some:
-            found[s] = 0.0
-            for layer in s.graph.layers:
-                if id(layer) not in passes_s:
-                    at, own = places[id(layer)], (layer.forward.products, layer.backward.products)
-                    launch_s = host_s(s.software, own[0]), host_s(s.software, own[0][:0], own[1])
-                    least_s = max(bounds_s[at], launch_s[0]), max(bounds_s[at + 1], launch_s[1])
-                    passes_s[id(layer)] = least_s
-                wait_s, least_s = (
-                    expert_wait_s(s.graph, layer.kind, s.software),
-                    passes_s[id(layer)],
-                )
-                found[s] += layer.count * (least_s[0] + wait_s[0] + (least_s[1] + wait_s[1]))
+        bounds_s = _roots(some, costs, cluster, threads)[0][:, 0]
+        software, places = some[0].software, layer_places(tuple(some))
+        graphs = [[places[id(layer)] for layer in s.graph.layers] for s in some]
+        passes = np.array(graphs)[:, :, None] + np.arange(2)  # (strategies, kinds, passes)
+        least_s = bounds_s[passes]
+        if software.waited_for:
+            least_s = np.maximum(least_s, [_launches_s(s) for s in some])
+            least_s += [
+                [expert_wait_s(s.graph, k.kind, software) for k in s.graph.layers] for s in some
+            ]
+        counts = np.array([[layer.count for layer in s.graph.layers] for s in some])
+        totals = _summed(counts * (least_s[:, :, 0] + least_s[:, :, 1]))
+        found.update(zip(some, totals.tolist(), strict=True))
     return np.array([found[s] for s in sizes])
+
+
+def _launches_s(sizes: StrategySizes) -> list[tuple[float, float]]:
+    """Return the seconds in which the host launches both passes of each kind of layer."""
+    own = [(layer.forward.products, layer.backward.products) for layer in sizes.graph.layers]
+    software = sizes.software
+    return [(host_s(software, f), host_s(software, f[:0], b)) for f, b in own]
 
 
 class LazyTimes:

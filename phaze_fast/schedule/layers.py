@@ -7,7 +7,7 @@ layers as they are read from files.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
@@ -59,9 +59,8 @@ class LayerTimes(Brief):
     proved_by: Array
     """Codes into ``_core.PROVED_BY``; 0 where not proven."""
     nodes: Array
-    _starts: tuple[Array, ...]
-    _modes: tuple[Array, ...]
-    _latencies: tuple[tuple[Array, Array], ...]
+    _solved: Mapping[int, tuple[_Problem, _Solved, int]]
+    """Of each graph: the problem it was solved in with others, and its first row there."""
     _costs: Costs
     _overlap: bool
 
@@ -88,7 +87,8 @@ class LayerTimes(Brief):
     def schedule(self, graph: int, chip: int) -> LayerSchedule:
         """Return one schedule in full."""
         layer = self.graphs[graph]
-        one, every = (table[chip] for table in self._latencies[graph])
+        problem, solved, first = self._solved[graph]
+        one, every = problem.one[first + chip], problem.every[first + chip]
         cores = self._costs.cores[chip]
         instance = LayerInstance(
             name=layer.name,
@@ -106,8 +106,8 @@ class LayerTimes(Brief):
             makespan=float(self.makespan_s[graph, chip]),
             bound=float(self.bound_s[graph, chip]),
             proved_by=_core.PROVED_BY[proved],
-            starts=tuple(self._starts[graph][chip].tolist()),
-            mode=tuple(self._modes[graph][chip].tolist()),
+            starts=tuple(solved.starts[first + chip].tolist()),
+            mode=tuple(solved.modes[first + chip].tolist()),
             nodes=int(self.nodes[graph, chip]),
             solve_s=0.0,
             overlap=self._overlap,
@@ -342,26 +342,27 @@ def schedule_layers(
     """
     limits = _Limits(_is_overlap(rule), max_nodes, time_limit_s, thread_count(threads))
     cores = np.ascontiguousarray(costs.cores)
-    count = len(costs.graphs)
-    found: list[tuple[Array, ...]] = [()] * count
+    shape = (len(costs.graphs), costs.chips)
+    makespan_s, bound_s = np.empty(shape), np.empty(shape)
+    proved_by, nodes = np.empty(shape, dtype=np.int32), np.empty(shape, dtype=np.int64)
+    columns: tuple[Array, ...] = (makespan_s, bound_s, proved_by, nodes)
+    every_solved: dict[int, tuple[_Problem, _Solved, int]] = {}
     for at in costs.alike:
         one, every = costs.one_core_s(at), costs.time_s(at)
         enough = None if enough_s is None else enough_s[at].reshape(-1)
         problem = _Problem(costs.graphs[at[0]], one, every, np.tile(cores, (len(at), 1)))
-        solved = (*_scheduled(problem, limits, cache, enough), one, every)
+        solved = _scheduled(problem, limits, cache, enough)
+        for column, values in zip(columns, solved, strict=False):
+            column[at] = values.reshape(len(at), -1)
         for k, graph in enumerate(at.tolist()):
-            mine = slice(k * costs.chips, (k + 1) * costs.chips)
-            found[graph] = tuple(values[mine] for values in solved)
-    makespan, bound, proved, nodes, starts, modes, ones, everies = zip(*found, strict=True)
+            every_solved[graph] = problem, solved, k * costs.chips
     return LayerTimes(
         graphs=costs.graphs,
-        makespan_s=np.array(makespan),
-        bound_s=np.array(bound),
-        proved_by=np.array(proved).astype(np.int32),
-        nodes=np.array(nodes).astype(np.int64),
-        _starts=starts,
-        _modes=modes,
-        _latencies=tuple(zip(ones, everies, strict=True)),
+        makespan_s=makespan_s,
+        bound_s=bound_s,
+        proved_by=proved_by,
+        nodes=nodes,
+        _solved=every_solved,
         _costs=costs,
         _overlap=limits.overlap,
     )

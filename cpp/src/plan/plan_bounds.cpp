@@ -1,11 +1,12 @@
 // Lower bounds on time and bytes over all plans of a layout. docs/search.md has the proof of each
 // term; a test compares every bound with the exact time that `PlanSolver` finds.
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
-#include <map>
+#include <memory>
 #include <optional>
-#include <tuple>
 #include <vector>
 
 #include "base/numbers.hpp"
@@ -207,6 +208,33 @@ class BlockCapacity {
   double live_[kMaxVariants];
   double least_live_ = 0.0;
   double first_stash_[kMaxVariants] = {};
+};
+
+// The blocks that fit into a stage without embedding and head, by micro-batches in flight; stored
+// for the latest BlockCapacity.
+class InnerStages {
+ public:
+  struct Blocks {
+    double in_flight, plain, smallest;
+    std::int64_t use;
+  };
+
+  void clear() noexcept { ++use_; }
+
+  const Blocks& of(const BlockCapacity& capacity, double in_flight) noexcept {
+    const std::uint64_t hash = std::bit_cast<std::uint64_t>(in_flight) * 0x9E3779B97F4A7C15ULL;
+    Blocks& own = known_[hash >> 55];
+    if (own.use == use_ && own.in_flight == in_flight) return own;
+    own = {in_flight, capacity.plain(in_flight, false, false), 0.0, use_};
+    for (int v = 1; v < capacity.variants(); ++v) {
+      own.smallest = std::max(own.smallest, capacity.blocks(v, in_flight, false, false));
+    }
+    return own;
+  }
+
+ private:
+  std::int64_t use_ = 0;
+  std::array<Blocks, 512> known_{};
 };
 
 namespace {
@@ -487,28 +515,33 @@ LayoutBound PlanSpaceImpl::bound_of(const PricedLayout& layout) const {
 }
 
 StageCapacities PlanSpaceImpl::capacities_of(const PricedLayout& layout,
-                                             const BlockCapacity& capacity) const {
+                                             const BlockCapacity& capacity, InnerStages* inner) {
   const LayoutRecord& l = layout.record;
   const bool shared = schedule_of(l) == PipelineSchedule::kOneForwardOneBackward && l.pp > 1;
-  const int count =
-      shared ? static_cast<int>(layout_costs[at(layout.costs)].message_s.size()) : l.pp;
-  StageCapacities found;
+  const std::size_t count =
+      shared ? layout_costs[at(layout.costs)].message_s.size() : static_cast<std::size_t>(l.pp);
+  constexpr std::size_t kMany = std::size_t{1} << 16;  // values that are allocated at once
+  auto& chunks = bounds.stage_values;
+  if (chunks.empty() || chunks.back().capacity() - chunks.back().size() < 4 * count) {
+    chunks.emplace_back().reserve(std::max(kMany, 4 * count));
+  }
+  const std::size_t first = chunks.back().size();
+  chunks.back().resize(first + 4 * count);
+  const std::span<double> values = std::span(chunks.back()).subspan(first);
+  const StageCapacities found{values.first(count), values.subspan(count, count),
+                              values.subspan(2 * count, count), values.last(count)};
   const double most = most_blocks(l);
   double plain_sum = 0.0;
   double best_sum = 0.0;
-  for (int s = 1; s <= count; ++s) {
-    const double in_flight =
-        micro_batches_in_flight(schedule_of(l), count, count - s, l.micro_batches, l.vpp);
-    const double plain = std::clamp(capacity.plain(in_flight, false, false), 0.0, most);
-    double smallest = 0.0;
-    for (int v = 1; v < capacity.variants(); ++v) {
-      smallest = std::max(smallest, capacity.blocks(v, in_flight, false, false));
-    }
-    smallest = std::min(smallest, most);
-    found.plain.push_back(plain);
-    found.smallest.push_back(smallest);
-    found.plain_sum.push_back(plain_sum += plain);
-    found.best_sum.push_back(best_sum += std::max(std::floor(plain), smallest));
+  const auto stages = static_cast<std::int64_t>(count);
+  for (std::size_t s = 0; s < count; ++s) {
+    const double in_flight = micro_batches_in_flight(
+        schedule_of(l), stages, stages - 1 - static_cast<std::int64_t>(s), l.micro_batches, l.vpp);
+    const InnerStages::Blocks& own = inner->of(capacity, in_flight);
+    found.plain[s] = std::clamp(own.plain, 0.0, most);
+    found.smallest[s] = std::min(own.smallest, most);
+    found.plain_sum[s] = plain_sum += found.plain[s];
+    found.best_sum[s] = best_sum += std::max(std::floor(found.plain[s]), found.smallest[s]);
   }
   return found;
 }
@@ -538,11 +571,10 @@ void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
   std::vector<std::vector<BoundLine>> found(strategies.size() * bounds.memory_limits.size());
   std::vector<BoundLine> row_lines(layouts.size(), BoundLine{0.0, 0.0});
   bounds.fitting.assign(found.size(), {});
-  using Key = std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t, std::int32_t,
-                         std::int64_t>;
+  using Key = std::array<std::int64_t, 6>;
+  const auto inner = std::make_unique<InnerStages>();
   for (std::size_t c = 0; c < bounds.memory_limits.size(); ++c) {
-    std::map<Key, std::int32_t>
-        known;  // 1F1B stages have the same capacity in layouts of any length
+    Key known{-1};  // 1F1B stages have the same capacity in layouts of any length
     // Layouts with the same costs are adjacent, and have the same capacity unless there is one
     // stage.
     std::optional<BlockCapacity> capacity;
@@ -557,6 +589,7 @@ void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
       if (capacity_costs != layout.costs || capacity_strategy != l.strategy ||
           capacity_alone != (l.pp == 1)) {
         capacity.emplace(*this, layout, bounds.memory_limits[c]);
+        inner->clear();
         capacity_costs = layout.costs;
         capacity_strategy = l.strategy;
         capacity_alone = l.pp == 1;
@@ -564,19 +597,18 @@ void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
       const bool plain = schedule_of(l) == PipelineSchedule::kOneForwardOneBackward;
       const Key key{layout.costs, l.strategy,     l.schedule, plain && l.pp > 1 ? 0 : l.pp,
                     l.vpp,        l.micro_batches};
-      auto at_key = known.find(key);
-      if (at_key == known.end()) {
-        at_key =
-            known.emplace(key, static_cast<std::int32_t>(bounds.stage_capacities.size())).first;
-        bounds.stage_capacities.push_back(capacities_of(layout, *capacity));
+      if (known != key) {
+        known = key;
+        bounds.stage_capacities.push_back(capacities_of(layout, *capacity, inner.get()));
       }
-      const StageCapacities& own = bounds.stage_capacities[at(at_key->second)];
+      const StageCapacities& own = bounds.stage_capacities.back();
       if (own.best_sum[at(l.pp) - 1] < capacity->counted()) {
         ++bounds.without_plan[c];
         continue;
       }
       bounds.layout_fits[r * bounds.memory_limits.size() + c] = {
-          at_key->second, recomputed_blocks(layout, own, *capacity)};
+          static_cast<std::int32_t>(bounds.stage_capacities.size()) - 1,
+          recomputed_blocks(layout, own, *capacity)};
       const LayoutBound& b = layout.bound;
       const double part = 1.0 / l.pp;
       const double slope =

@@ -91,9 +91,9 @@ struct LayoutCosts {
 // Number of blocks that fit into each stage of a layout; entry s - 1 is the s-th stage from the
 // end. Private to the bounds.
 struct StageCapacities {
-  std::vector<double> plain;     // in the plain variant
-  std::vector<double> smallest;  // in the variant that fits the most, except the plain one
-  std::vector<double> plain_sum, best_sum;  // over the last s stages: `plain`, best whole blocks
+  std::span<double> plain;                // in the plain variant
+  std::span<double> smallest;             // in the variant that fits the most, except the plain one
+  std::span<double> plain_sum, best_sum;  // over the last s stages: `plain`, best whole blocks
 };
 
 // Coefficients of a layout's bound; docs/search.md has the proof of each.
@@ -145,7 +145,8 @@ struct BoundLine {
 // The inputs of the bounds, for every memory limit of the space; filled once by add_bounds(), then
 // only read. Lists "by strategy and limit" are at [strategy * limits + limit].
 struct LayoutBounds {
-  std::vector<double> memory_limits;  // usable bytes of a device
+  std::vector<double> memory_limits;             // usable bytes of a device
+  std::deque<std::vector<double>> stage_values;  // to which `stage_capacities` points
   std::vector<StageCapacities> stage_capacities;
   std::vector<LayoutFit> layout_fits;                 // [layout * limits + limit]
   std::vector<std::int64_t> without_plan;             // by limit: marked layouts proven not to fit
@@ -190,7 +191,8 @@ struct ExchangeGroups {
 };
 
 class BlockCapacity;  // plan_bounds.cpp
-class SolverPool;     // plan_solver.hpp
+class InnerStages;
+class SolverPool;  // plan_solver.hpp
 
 class PlanSpaceImpl {
  public:
@@ -287,7 +289,8 @@ class PlanSpaceImpl {
   double most_blocks(const LayoutRecord& layout) const;
   void keep_lines(std::vector<std::vector<BoundLine>> found, std::span<const BoundLine> row_lines);
   LayoutBound bound_of(const PricedLayout& layout) const;
-  StageCapacities capacities_of(const PricedLayout& layout, const BlockCapacity& capacity) const;
+  StageCapacities capacities_of(const PricedLayout& layout, const BlockCapacity& capacity,
+                                InnerStages* inner);
   double recomputed_blocks(const PricedLayout& layout, const StageCapacities& stage,
                            const BlockCapacity& capacity) const;
 
