@@ -35,7 +35,7 @@ from phaze_fast.planning.times import KindTimes, free_times
 from phaze_fast.runs.executors import Workers
 from phaze_fast.tables import Array, non_dominated
 
-_WAVE, _LARGE_WAVE = 4096, 2**15
+_WAVE, _LARGE_WAVE = 2**14, 2**15
 _PLACED_AT_ONCE = 256
 _MORE_NODES = 2_000_000
 """Node limit for proving layer schedules, where an optimal answer needs no other proof."""

@@ -205,12 +205,16 @@ double PlanSpace::strategy_bound_s(std::int32_t strategy, const KindTimes& least
     lowest = std::min(lowest,
                       bound_of_layout(*impl_, at(layouts[k]), memory_limit, totals, least, lowest));
   };
-  const auto first =
-      std::min_element(lines.begin(), lines.end(), [&](const BoundLine& a, const BoundLine& b) {
-        return a.least_s(work_s) < b.least_s(work_s);
-      });
-  if (first != lines.end()) look_at(at(first - lines.begin()));
-  for (std::size_t k = 0; k < layouts.size(); ++k) {
+  std::size_t first = 0;
+  double least_s = kInfinite;
+  for (std::size_t k = 0; k < lines.size() && lines[k].least_from_here_s(work_s) < least_s; ++k) {
+    if (!(lines[k].least_s(work_s) < least_s)) continue;
+    least_s = lines[k].least_s(work_s);
+    first = k;
+  }
+  if (!lines.empty()) look_at(first);
+  for (std::size_t k = 0; k < lines.size(); ++k) {
+    if (lines[k].least_from_here_s(work_s) > lowest) break;
     if (!(lines[k].least_s(work_s) > lowest)) look_at(k);
   }
   return lowest;

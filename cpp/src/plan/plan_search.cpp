@@ -307,7 +307,9 @@ CandidateQueue queue_of(const PlanSpaceImpl& space, std::size_t list, double wor
                         const Quick& quick_s) {
   CandidateQueue queue;
   for (std::size_t k = 0; k < space.bounds.fitting[list].size(); ++k) {
-    if (space.bounds.fitting_lines[list][k].least_s(work_s) > limit) continue;
+    const BoundLine& line = space.bounds.fitting_lines[list][k];
+    if (line.least_from_here_s(work_s) > limit) break;
+    if (line.least_s(work_s) > limit) continue;
     const std::int64_t r = space.bounds.fitting[list][k];
     const double bound_s = quick_s(r);
     if (bound_s <= limit && bound_s < kInfinite) queue.add(bound_s, r);

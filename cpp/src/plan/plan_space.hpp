@@ -140,6 +140,8 @@ struct BoundLine {
   double least_s(double work_s) const noexcept {
     return (slope * work_s + height_s) * (1.0 - 2e-9);
   }
+  // At most least_s() of this line and of all later ones of a list by ascending slope.
+  double least_from_here_s(double work_s) const noexcept { return slope * work_s * (1.0 - 2e-9); }
 };
 
 // The inputs of the bounds, for every memory limit of the space; filled once by add_bounds(), then
