@@ -304,13 +304,18 @@ double least_memory_of_all(const PlanSpaceImpl& space, const PricedLayout& layou
 // stage from being underestimated.
 inline constexpr double kLoose = 1.0 + 1e-9;
 
+// The floor of a number of blocks, which is neither negative nor above the blocks of a model.
+inline double whole(double blocks) noexcept {
+  return static_cast<double>(static_cast<std::int32_t>(blocks));
+}
+
 // The most blocks that a stage with a given load holds, if a stage recomputes all of its blocks or
 // none. Loads are in units of a block that is not recomputed; a recomputed one takes 1 + r.
 struct WholeStages {
   double r;
   double operator()(double load, double plain, double smallest) const noexcept {
-    return std::max(std::min(std::floor(load * kLoose), plain),
-                    std::min(std::floor(load / (1.0 + r) * kLoose), smallest));
+    return whole(std::max(std::min(plain, load * kLoose),
+                          std::min(smallest, load / (1.0 + r) * kLoose)));
   }
 };
 
@@ -320,7 +325,7 @@ struct SomeBlocks {
   double r;
   double operator()(double load, double plain, double smallest) const noexcept {
     const double own = load <= plain ? load : (load + r * plain) / (1.0 + r);
-    return std::min(std::floor(own * kLoose), std::max(std::floor(plain), smallest));
+    return whole(std::min(std::max(whole(plain), smallest), own * kLoose));
   }
 };
 
