@@ -343,8 +343,10 @@ def _spending(
     if built and like is not None:
         area_mm2[:] = like.die_area_mm2 or area_mm2
         limit_w[:] = like.power_w or np.inf
-    tables = table.of_chips(records), table.of_chips(with_other_cores(records))
-    return *tables, table.idle_w(records, area_mm2), limit_w
+    own = other = table.of_chips(records)
+    if (records["other_cores"] > 0).any():
+        other = table.of_chips(with_other_cores(records))
+    return own, other, table.idle_w(records, area_mm2), limit_w
 
 
 def _spending_of(

@@ -126,12 +126,12 @@ def _contents(chips: Array) -> Array:
     """
     number = np.zeros(len(chips), dtype=np.int64)
     for name in chips.dtype.names or ():
-        if name == "hbm_bytes":
+        own = chips[name]
+        if name == "hbm_bytes" or (own == own[:1]).all():
             continue
-        values, which = np.unique(chips[name], return_inverse=True)
-        if len(values) > 1:
-            combined = number * len(values) + which.reshape(-1)
-            number = np.unique(combined, return_inverse=True)[1].reshape(-1)
+        values, which = np.unique(own, return_inverse=True)
+        combined = number * len(values) + which.reshape(-1)
+        number = np.unique(combined, return_inverse=True)[1].reshape(-1)
     return number
 
 
