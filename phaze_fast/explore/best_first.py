@@ -35,7 +35,7 @@ from phaze_fast.planning.times import KindTimes, free_times
 from phaze_fast.runs.executors import Workers
 from phaze_fast.tables import Array, non_dominated
 
-_WAVE, _LARGE_WAVE = 2**14, 2**15
+_WAVE, _LARGE_WAVE, _WAVE_OF_A_MODEL = 2**14, 2**15, 2**12
 _PLACED_AT_ONCE = 256
 _MORE_NODES = 2_000_000
 """Node limit for proving layer schedules, where an optimal answer needs no other proof."""
@@ -471,7 +471,7 @@ class BestFirstSearch:
 
     def _wave(self, waiting: int) -> int:
         """Return how many of the waiting candidates are advanced next."""
-        return max(_WAVE * len(self.tables), min(waiting // 8, _LARGE_WAVE))
+        return max(_WAVE, _WAVE_OF_A_MODEL * len(self.tables), min(waiting // 8, _LARGE_WAVE))
 
     def _levels(self, candidates: Array) -> Array:
         """Look up the steps done of each candidate."""

@@ -568,7 +568,8 @@ class PlanEvaluator:
             return []
         _, cuts, variants = self.space.even_partition(times, best, -1, limit_bytes)
         borders = (tuple(cuts.tolist()), tuple(variants.tolist()))
-        return [Placed(*found[:, best].tolist(), best, *borders)]
+        time_s, memory = found[:, best].tolist()
+        return [Placed(time_s, memory, best, *borders)]
 
     # ---- plans in full ----
 

@@ -103,8 +103,12 @@ def same(a, b):
     return (
         a.makespan_s.tobytes() == b.makespan_s.tobytes()
         and a.proved_by.tobytes() == b.proved_by.tobytes()
-        and all(x.tobytes() == y.tobytes() for x, y in zip(a._starts, b._starts, strict=True))
-        and all(x.tobytes() == y.tobytes() for x, y in zip(a._modes, b._modes, strict=True))
+        and all(
+            (one.starts, one.mode) == (other.starts, other.mode)
+            for g in range(len(a.graphs))
+            for k in range(a.makespan_s.shape[1])
+            for one, other in [(a.schedule(g, k), b.schedule(g, k))]
+        )
     )
 
 
