@@ -428,8 +428,9 @@ class PlanSpace {
   PlanStatus check_partition(std::size_t layout, const Partition& partition) const;
 
   // Calls `put` with layout first + k and the estimate of its even partition with variants[k], for
-  // every k; -1: each stage with its fastest that fits, -2: no estimate. `times` returns the times of a strategy; `free` has such a function for each level, or
-  // is empty: no parts. A layout without an even partition gets a status and NaN as time.
+  // every k; -1: each stage with its fastest that fits, -2: no estimate. `times` returns the times
+  // of a strategy; `free` has such a function for each level, or is empty: no parts. A layout
+  // without an even partition gets a status and NaN as time.
   using TimesOf = std::function<KindTimes(std::size_t)>;
   using Put = std::function<void(std::size_t, const PlanEstimate&)>;
   void estimate_even(std::size_t first, std::span<const std::int32_t> variants,

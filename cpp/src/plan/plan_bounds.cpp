@@ -314,8 +314,8 @@ inline double whole(double blocks) noexcept {
 struct WholeStages {
   double r;
   double operator()(double load, double plain, double smallest) const noexcept {
-    return whole(std::max(std::min(plain, load * kLoose),
-                          std::min(smallest, load / (1.0 + r) * kLoose)));
+    return whole(
+        std::max(std::min(plain, load * kLoose), std::min(smallest, load / (1.0 + r) * kLoose)));
   }
 };
 
