@@ -10,6 +10,7 @@ from case_counts import first_slow, some_or_many
 from oracle_cases import random_fabric
 from plan_cases import partitions, with_memory
 
+import phaze_fast as pf
 from phaze_fast import _core
 from phaze_fast.hardware import Cluster
 from phaze_fast.memory import SCHEDULES
@@ -291,3 +292,24 @@ def test_a_heavy_head_counts_as_layers():
     blocks = [stage.kinds["block"] for stage in best.stages]
     assert sum(blocks) == 14
     assert blocks[-1] == min(blocks) < max(blocks)
+
+
+@pytest.mark.parametrize("layers", [39, 44, 59])
+def test_a_limit_just_above_the_best_time_leaves_the_best_plan(layers):
+    """Of more than 16 chunks, too, of which the rows of longer chunks are ruled out by stages."""
+    model = pf.models.load("gpt2-small").replace(layers=layers)
+    cluster = pf.Cluster(devices=16, fabric="dgx-a100", chip="a100-80")
+    step = pf.Training(
+        global_batch=64, seq=1024, micro_batch=(1, 2), tp=1, pp=(2, 4, 8, 16), vpp=tuple(range(2, 13)),
+        schedule="interleaved",
+    )  # fmt: skip
+    own = PlanEvaluator(model, cluster, step, [80.0 * 2**30])
+    times, many = own.times(cluster), 0
+    for row, layout in enumerate(own.layouts):
+        best_s = own.space.solve(times, row, 0, np.inf)[1]["time_s"][0]
+        if layout["pp"] * layout["vpp"] <= 16 or not np.isfinite(best_s):
+            continue
+        again_s = own.space.solve(times, row, 0, best_s * (1 + 1e-9))[1]["time_s"][0]
+        assert again_s == best_s
+        many += 1
+    assert many >= 100
