@@ -1,6 +1,5 @@
 // Which layouts have a partition that fits, before anything is priced.
-#include <limits>
-#include <numeric>
+#include <algorithm>
 #include <vector>
 
 #include "base/numbers.hpp"
@@ -232,8 +231,14 @@ Status layouts_fit(const FitProblem& problem, std::span<const double> usable_byt
   for (const std::int32_t kind : problem.order) {
     if (kind < 0 || at(kind) + 1 >= kinds) return Status::kBadLayers;
   }
+  for (const StrategyRecord& s : problem.strategies) {
+    if (s.variants < 1 || s.variants > kMaxVariants || s.tp < 1 || s.cp < 1) {
+      return Status::kBadRules;
+    }
+  }
   for (const LayoutRecord& l : problem.layouts) {
-    if (l.strategy < 0 || at(l.strategy) >= strategies || l.pp < 1 || l.vpp < 1) {
+    if (l.strategy < 0 || at(l.strategy) >= strategies || l.pp < 1 || l.vpp < 1 || l.dp < 1 ||
+        l.micro_batches < 1 || l.schedule < 0 || l.schedule >= kPipelineScheduleCount) {
       return Status::kBadRules;
     }
   }

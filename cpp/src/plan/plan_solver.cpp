@@ -910,14 +910,13 @@ bool AssignmentSearch::offer(double below_s, PlacedPlan* best) {
   return true;
 }
 
-// Finds the rows of `extras` longer chunks, by their first chunk and cyclic, with which each stage
-// by itself fits and takes at most the limit. All blocks are equal, so a stage depends on its own
-// chunks alone, and rows that begin between two of its chunks make the same ones longer, with one
-// more if they reach the next.
+// Keeps in `rows_` those rows of `extras` longer chunks, by their first chunk and cyclic, with
+// which each stage by itself fits and takes at most the limit. All blocks are equal, so a stage
+// depends on its own chunks alone, and rows that begin between two of its chunks make the same ones
+// longer, with one more if they reach the next.
 void AssignmentSearch::find_rows(int first, int base, int extras, double limit_s) {
   const int count = static_cast<int>(extra_.size());
   const int stages = on_.stages;
-  rows_.assign(at(count), 1);
   if (!on_.space->equal_blocks || !on_.space->chain) return;
   partition_.cuts.assign(at(count) + 1, on_.space->layers);
   const auto within = [&](int stage, int begin) {

@@ -336,10 +336,10 @@ template <typename Bits>
 LayerSolution solve(const LayerProblem& problem, const SearchLimits& limits) {
   LayerFacts<Bits> facts(problem);
   LayerSolution best = best_list_schedule(facts);
-  const double met_s = best.makespan_s * (1.0 - kSame / 2.0);  // `met` whatever the rounding
-  double bound_s = facts.root_bound(met_s);
+  const double enough_s = best.makespan_s * (1.0 - kSame / 2.0);  // proves it despite rounding
+  double bound_s = facts.root_bound(enough_s);
   const auto met = [&] { return best.makespan_s <= bound_s * (1.0 + kSame); };
-  if (!met()) bound_s = facts.prepare_search(bound_s, met_s);
+  if (!met()) bound_s = facts.prepare_search(bound_s, enough_s);
   best.bound_s = bound_s * kRoundedDown;
   if (met()) {
     best.proved_by = ProvedBy::kListSchedule;

@@ -291,6 +291,19 @@ void refuses_nonsense() {
   std::mt19937 random(1);
   Case c;
   build(c, random);
+  for (const auto& spoil :
+       {+[](Case& own) { own.strategies[0].variants = kMaxVariants + 1; },
+        +[](Case& own) { own.layouts[0].schedule = kPipelineScheduleCount; },
+        +[](Case& own) { own.layouts[0].micro_batches = 0; },
+        +[](Case& own) { own.layouts[0].strategy = 1; }, +[](Case& own) { own.order[0] = 3; }}) {
+    Case own;
+    std::mt19937 same(1);
+    build(own, same);
+    spoil(own);
+    Status found{};
+    layouts_that_fit(own, &found);
+    CHECK(found != Status::kOk);
+  }
   TrainingRecord training{2.0, 4.0, 12.0, 0.03, 1e6, 0.2, 1e-9, 1e-8, 2.0, 0.0, 0, 2};
   const auto status = [&](const std::vector<LayoutRecord>& layouts) {
     const PlanProblem problem{c.fabric, 8,  training,     3,       c.order, c.from, c.to,
