@@ -190,7 +190,9 @@ std::vector<PlacedPlan> PlanSpace::front(std::span<const KindTimes> times, std::
 double PlanSpace::layout_bound_s(std::size_t layout, const KindTimes& least,
                                  std::size_t memory_limit, double enough_s) const {
   const StepTotals totals = totals_of(*impl_, impl_->layouts[layout].record.strategy, least);
-  return bound_of_layout(*impl_, layout, memory_limit, totals, least, enough_s);
+  const double bound_s = bound_of_layout(*impl_, layout, memory_limit, totals, least, enough_s);
+  if (bound_s > enough_s) return bound_s;
+  return std::max(bound_s, bound_of_chunks(*impl_, layout, memory_limit, least, enough_s));
 }
 
 double PlanSpace::strategy_bound_s(std::int32_t strategy, const KindTimes& least,

@@ -75,8 +75,8 @@ class BlockCapacity {
     const LayoutCosts& costs = space.layout_costs[at(layout.costs)];
     const int strategy = layout.record.strategy;
     variants_ = space.strategies[at(strategy)].variants;
-    const int plain = space.plain_variant(strategy);
-    const auto given = [&](int v) { return v == 0 ? plain : v == plain ? 0 : v; };
+    plain_ = space.plain_variant(strategy);
+    const auto given = [&](int v) { return v == 0 ? plain_ : v == plain_ ? 0 : v; };
     const double lost = 1.0 + space.training.fragmentation;
     double gather = kInfinite;
     std::fill_n(stash_, kMaxVariants, kInfinite);
@@ -160,6 +160,18 @@ class BlockCapacity {
     return found;
   }
 
+  // Bytes that `count` blocks of a stage may store of one micro-batch; negative if they do not fit.
+  double stash_left(double count, double in_flight, bool first, bool last) const noexcept {
+    double left = left_ - count * resident_;
+    if (first)
+      left -= first_ + in_flight * *std::min_element(first_stash_, first_stash_ + variants_);
+    if (last) left -= last_;
+    const double loss = last ? std::min(in_flight, 1.0) * once_ : 0.0;
+    return (left - std::max(least_live_, loss)) / in_flight;
+  }
+  // Bytes that a block stores of one micro-batch in the strategy's variant v.
+  double stash_of(int v) const noexcept { return stash_[v == plain_ ? 0 : v == 0 ? plain_ : v]; }
+
   // The most blocks of a stage that needs at most `bytes`.
   double blocks_within(double bytes, double in_flight) const noexcept {
     double found = 0.0;
@@ -197,6 +209,7 @@ class BlockCapacity {
   int blocks_;
   bool some_blocks_;
   int variants_ = 1;
+  int plain_ = 0;
   bool alike_ = false;  // all blocks are of one kind, so their number determines a stage's bytes
   double left_ = 0.0;
   double buffers_ = 0.0;
@@ -527,14 +540,15 @@ StageCapacities PlanSpaceImpl::capacities_of(const PricedLayout& layout,
       shared ? layout_costs[at(layout.costs)].message_s.size() : static_cast<std::size_t>(l.pp);
   constexpr std::size_t kMany = std::size_t{1} << 16;  // values that are allocated at once
   auto& chunks = bounds.stage_values;
-  if (chunks.empty() || chunks.back().capacity() - chunks.back().size() < 4 * count) {
-    chunks.emplace_back().reserve(std::max(kMany, 4 * count));
+  if (chunks.empty() || chunks.back().capacity() - chunks.back().size() < 5 * count) {
+    chunks.emplace_back().reserve(std::max(kMany, 5 * count));
   }
   const std::size_t first = chunks.back().size();
-  chunks.back().resize(first + 4 * count);
+  chunks.back().resize(first + 5 * count);
   const std::span<double> values = std::span(chunks.back()).subspan(first);
   const StageCapacities found{values.first(count), values.subspan(count, count),
-                              values.subspan(2 * count, count), values.last(count)};
+                              values.subspan(2 * count, count), values.subspan(3 * count, count),
+                              values.last(count)};
   const double most = most_blocks(l);
   double plain_sum = 0.0;
   double best_sum = 0.0;
@@ -543,6 +557,7 @@ StageCapacities PlanSpaceImpl::capacities_of(const PricedLayout& layout,
     const double in_flight = micro_batches_in_flight(
         schedule_of(l), stages, stages - 1 - static_cast<std::int64_t>(s), l.micro_batches, l.vpp);
     const InnerStages::Blocks& own = inner->of(capacity, in_flight);
+    found.in_flight[s] = in_flight;
     found.plain[s] = std::clamp(own.plain, 0.0, most);
     found.smallest[s] = std::min(own.smallest, most);
     found.plain_sum[s] = plain_sum += found.plain[s];
@@ -758,6 +773,207 @@ double bound_with(const PlanSpaceImpl& space, std::size_t r, const LayoutFit& ow
   return std::max({filled + after, passes(load, b.works, m) + after, exposed}) * kSure;
 }
 
+// The plans of an interleaved layout of equal blocks, class by class: chunks of `base` counted
+// layers, some of which have one more, with the embedding and the head counted or not. A lower
+// bound on their time, from the fewest blocks that a stage has and what must be recomputed for them
+// (docs/search.md, 8).
+class InterleavedClasses {
+ public:
+  InterleavedClasses(const PlanSpaceImpl& space, const PricedLayout& layout,
+                     const StageCapacities& capacities, const BlockCapacity& capacity,
+                     const KindTimes& times) noexcept
+      : space_(space),
+        layout_(layout),
+        costs_(space.layout_costs[at(layout.costs)]),
+        capacities_(capacities),
+        capacity_(capacity),
+        times_(times),
+        block_(at(space.order[at(space.first_block)])) {
+    own_ = seconds(block_, block_);
+    passes_s_ = own_.passes_s();
+    for (int v = 0; v < capacity.variants(); ++v) {
+      again_s_[v] = backward_s(v, block_, block_) - own_.least_backward_s;
+      stash_[v] = capacity.stash_of(v);
+    }
+    if (space.first_block > 0) first_ = seconds(0, 0);
+    if (space.layers > space.last_block) {
+      last_ = seconds(at(space.order.back()), at(space.kinds));
+    }
+  }
+
+  // Whether this bound holds for the space's layers.
+  static bool applies(const PlanSpaceImpl& space, const PricedLayout& layout) noexcept {
+    return space.equal_blocks && space.chain && space.first_block <= 1 &&
+           space.layers - space.last_block <= 1 && layout.record.pp > 1 && layout.record.vpp > 1 &&
+           schedule_of(layout.record) == PipelineSchedule::kInterleaved;
+  }
+
+  // The bound, or some bound above `enough_s`.
+  double least_s(double enough_s) {
+    double least = kInfinite;
+    for (const int first : {0, 1}) {
+      for (const int last : {0, 1}) {
+        if (first > space_.first_block || last > space_.layers - space_.last_block) continue;
+        least = std::min(least, class_s(first, last, enough_s));
+      }
+    }
+    return least;
+  }
+
+ private:
+  struct LayerSeconds {
+    double forward_s = 0.0;
+    double least_backward_s = 0.0;
+    double plain_s = 0.0;
+    double sync_s = 0.0;
+    double step_s = 0.0;
+    double passes_s() const noexcept { return forward_s + least_backward_s; }
+  };
+
+  double backward_s(int v, std::size_t timed, std::size_t kind) const noexcept {
+    return overlapped_s(times_.backward_s[at(v) * at(space_.kinds) + timed],
+                        costs_.fetch_s[kind] + costs_.each_s[kind], space_.training.contention);
+  }
+
+  LayerSeconds seconds(std::size_t timed, std::size_t kind) const noexcept {
+    LayerSeconds own;
+    const double contention = space_.training.contention;
+    own.forward_s = overlapped_s(times_.forward_s[timed], costs_.fetch_s[kind], contention);
+    own.plain_s =
+        overlapped_s(times_.plain_s[timed], costs_.fetch_s[kind] + costs_.each_s[kind], contention);
+    own.least_backward_s = kInfinite;
+    for (int v = 0; v < capacity_.variants(); ++v) {
+      own.least_backward_s = std::min(own.least_backward_s, backward_s(v, timed, kind));
+    }
+    own.sync_s = costs_.sync_s[kind];
+    own.step_s = costs_.step_bytes[kind] / times_.hbm_bytes_per_s + costs_.shared_s[kind];
+    if (times_.step_s != nullptr) own.step_s += times_.step_s[timed] * costs_.step_share[kind];
+    return own;
+  }
+
+  // Least seconds that recomputation adds to a stage of `count` blocks which may store `left`
+  // bytes, each block in a variant of its own.
+  double again_of_blocks(double count, double left) const noexcept {
+    double least = kInfinite;
+    for (int v = 0; v < capacity_.variants(); ++v) {
+      if (count * stash_[v] > left) continue;
+      least = std::min(least, count * again_s_[v]);
+      for (int other = 0; space_.some_blocks && other < capacity_.variants(); ++other) {
+        if (count * stash_[other] <= left || again_s_[other] >= again_s_[v]) continue;
+        const double some = (count * stash_[other] - left) / (stash_[other] - stash_[v]);
+        least = std::min(least, count * again_s_[other] + some * (again_s_[v] - again_s_[other]));
+      }
+    }
+    return least;
+  }
+
+  // The same for equal chunks, which have equal numbers of blocks in each of two variants; one
+  // chunk may have `fewer` blocks.
+  double again_of_chunks(double count, double fewer, double left) const noexcept {
+    double least = kInfinite;
+    const double chunks = layout_.record.vpp;
+    for (int v = 0; v < capacity_.variants(); ++v) {
+      if (count * stash_[v] > left) continue;
+      least = std::min(least, count * again_s_[v]);
+      for (int other = 0; space_.some_blocks && other < capacity_.variants(); ++other) {
+        if (count * stash_[other] <= left || again_s_[other] >= again_s_[v]) continue;
+        const double some = (count * stash_[other] - left) / (stash_[other] - stash_[v]);
+        const double whole_s = std::max(some, chunks * std::ceil(some / chunks * kSure) - fewer);
+        least = std::min(least, count * again_s_[other] +
+                                    std::min(count, whole_s) * (again_s_[v] - again_s_[other]));
+      }
+    }
+    return least;
+  }
+
+  // Least seconds of the exchanges and the optimiser of the first stage after its last pass.
+  double tail_s(double least, double most) const noexcept {
+    const double sync_s = least * own_.sync_s + first_.sync_s;
+    const auto exposed_s = [&](double count) {
+      return count * own_.sync_s + first_.sync_s -
+             (count * own_.plain_s + first_.plain_s) / layout_.record.vpp;
+    };
+    const double exposed =
+        std::min(sync_s, std::max(std::min(exposed_s(least), exposed_s(most)), costs_.bucket_s));
+    return std::max(0.0, exposed + least * own_.step_s + first_.step_s);
+  }
+
+  // A stage without its blocks.
+  struct Stage {
+    double fixed_s;   // messages of a micro-batch, and the passes of the embedding or the head
+    double before_s;  // the first chunks of the stages before it
+    double in_flight;
+    bool first, last;
+  };
+
+  // Seconds until a stage of `count` blocks has run all its passes and sent its last gradient on.
+  template <typename Again>
+  double stage_s(const Stage& stage, double count, const Again& again_s) const noexcept {
+    const double left =
+        capacity_.stash_left(count, stage.in_flight, stage.first && space_.first_block > 0,
+                             stage.last && space_.layers > space_.last_block);
+    return stage.before_s + static_cast<double>(layout_.record.micro_batches) *
+                                (stage.fixed_s + count * passes_s_ + again_s(count, left));
+  }
+
+  double class_s(int first, int last, double enough_s) {
+    const LayoutRecord& l = layout_.record;
+    const int places = l.pp * l.vpp;
+    const int total = space_.blocks + first + last;
+    if (total < places) return kInfinite;
+    const int base = total / places;
+    const int extras = total % places;
+    const int most_extras = std::min(l.vpp, extras);  // of a stage
+    const double chunks = l.vpp;
+    const double wrap_s = (chunks - 1.0) * (l.pp == 2 ? costs_.message_s[1] : layout_.wrap_s);
+    const double fewest = chunks * base - first;
+    const double after_s = tail_s(fewest, fewest + most_extras) + layout_.exchange_s;
+    double least = 0.0;
+    double before_s = 0.0;
+    more_s_.clear();
+    for (int k = 0; k < l.pp; ++k) {
+      const bool end = k + 1 == l.pp;
+      const double in_s = k > 0 ? costs_.message_s[at(k)] : 0.0;
+      const double out_s = end ? 0.0 : costs_.message_s[at(k) + 1];
+      Stage stage{chunks * (in_s + out_s), before_s, capacities_.in_flight[at(l.pp - 1 - k)],
+                  k == 0, end};
+      if (k == 0) stage.fixed_s += wrap_s + first_.passes_s();
+      if (end) stage.fixed_s += wrap_s + last_.passes_s();
+      const double fewer = (k == 0 ? first : 0) + (end ? last : 0);
+      const double count = chunks * base - fewer;
+      const auto of_chunks = [&](double own, double left) {
+        return again_of_chunks(own, fewer, left);
+      };
+      const auto of_blocks = [&](double own, double left) { return again_of_blocks(own, left); };
+      least = std::max(least, stage_s(stage, count, of_chunks));
+      if (least + after_s > enough_s) return least + after_s;
+      for (int e = 1; e <= most_extras; ++e)
+        more_s_.push_back(stage_s(stage, count + e, of_blocks));
+      before_s += in_s + out_s + (base - (k == 0 ? first : 0)) * passes_s_;
+      if (k == 0) before_s += first_.passes_s();
+    }
+    if (extras > 0) {  // the stages have so many blocks more
+      const auto last_extra = more_s_.begin() + (extras - 1);
+      std::nth_element(more_s_.begin(), last_extra, more_s_.end());
+      least = std::max(least, *last_extra);
+    }
+    return least + after_s;
+  }
+
+  const PlanSpaceImpl& space_;
+  const PricedLayout& layout_;
+  const LayoutCosts& costs_;
+  const StageCapacities& capacities_;
+  const BlockCapacity& capacity_;
+  const KindTimes& times_;
+  std::size_t block_;                  // kind of the blocks
+  double passes_s_ = 0.0;              // both passes of a block in its fastest variant
+  double again_s_[kMaxVariants] = {};  // by variant: what it takes longer than the fastest
+  double stash_[kMaxVariants] = {};    // by variant: bytes that a block stores of a micro-batch
+  LayerSeconds own_, first_, last_;    // a block, the embedding and the head
+  std::vector<double> more_s_;         // scratch: by stage, with one block more, and so on
+};
+
 }  // namespace
 
 double bound_of_layout(const PlanSpaceImpl& space, std::size_t r, std::size_t memory_limit,
@@ -776,6 +992,19 @@ double bound_of_layout(const PlanSpaceImpl& space, std::size_t r, std::size_t me
   if (quick_s > enough_s) return quick_s;
   const LayoutCosts& costs = space.layout_costs[at(layout.costs)];
   return bound_s(totals_of(space, layout.record.strategy, times, &costs), enough_s, load_s);
+}
+
+double bound_of_chunks(const PlanSpaceImpl& space, std::size_t r, std::size_t memory_limit,
+                       const KindTimes& times, double enough_s) {
+  const LayoutFit& own =
+      space.bounds.layout_fits[r * space.bounds.memory_limits.size() + memory_limit];
+  const PricedLayout& layout = space.layouts[r];
+  if (own.capacities < 0) return kInfinite;
+  if (!InterleavedClasses::applies(space, layout)) return 0.0;
+  const BlockCapacity capacity(space, layout, space.bounds.memory_limits[memory_limit]);
+  const StageCapacities& stages = space.bounds.stage_capacities[at(own.capacities)];
+  return InterleavedClasses(space, layout, stages, capacity, times).least_s(enough_s / kSure) *
+         kSure;
 }
 
 }  // namespace phaze

@@ -13,20 +13,27 @@
 namespace phaze {
 namespace {
 
-constexpr std::size_t kWave = 32;  // layouts solved at once, for any thread count
+// Layouts solved at once, for any thread count: few at first, as they limit the others.
+constexpr std::size_t kFirstWave = 4;
+constexpr std::size_t kWave = 32;
+
+// The bounds of a layout, each slower and mostly tighter than the one before.
+enum class Bound { kQuick, kLayout, kChunks };
 
 struct Candidate {
   double bound_s;
   double load_s;  // lower bound on the largest load of a stage
   std::int64_t layout;
-  bool quick;  // whether the bound is the quick one, and may still rise
+  Bound bound;  // until kChunks, `bound_s` may still rise
 };
 
 // Layouts in the order of their bounds; a removed layout may be reinserted with a higher bound.
 class CandidateQueue {
  public:
   // Adds a layout with its quick bound; call `arrange` after the last one.
-  void add(double quick_s, std::int64_t layout) { heap_.push_back({quick_s, 0.0, layout, true}); }
+  void add(double quick_s, std::int64_t layout) {
+    heap_.push_back({quick_s, 0.0, layout, Bound::kQuick});
+  }
   void arrange() { std::make_heap(heap_.begin(), heap_.end(), later); }
 
   bool empty() const noexcept { return heap_.empty(); }
@@ -39,10 +46,10 @@ class CandidateQueue {
     return own;
   }
 
-  // Reinserts a candidate with its slower, tighter bound.
-  void put_back(Candidate own, double sharper_s) {
-    own.bound_s = std::max(own.bound_s, sharper_s);
-    own.quick = false;
+  // Reinserts a candidate with its next bound.
+  void put_back(Candidate own, double next_s) {
+    own.bound_s = std::max(own.bound_s, next_s);
+    own.bound = own.bound == Bound::kQuick ? Bound::kLayout : Bound::kChunks;
     heap_.push_back(own);
     std::push_heap(heap_.begin(), heap_.end(), later);
   }
@@ -213,6 +220,7 @@ class Layouts {
     PlayedSteps played;
     std::vector<Candidate> wave;
     std::vector<double> below;
+    std::size_t last = 0;  // most layouts of the last wave
     while (!queue_.empty()) {
       if (settled.solved > 0 && stop && stop()) {
         settled.open_s = queue_.least_s();
@@ -220,18 +228,20 @@ class Layouts {
       }
       wave.clear();
       below.clear();
-      while (!queue_.empty() && wave.size() < kWave) {
+      const std::size_t most = settled.solved == 0 ? kFirstWave : std::min(kWave, 2 * last);
+      while (!queue_.empty() && wave.size() < most) {
         Candidate own = queue_.take();
         const double most_s = limit(own, totals_[strategy_of(own)]);
         if (own.bound_s > most_s) continue;
-        if (own.quick) {
-          const double sharper_s = sharper(&own);
-          queue_.put_back(own, sharper_s);
+        if (own.bound != Bound::kChunks) {
+          const double next_s = next_bound_s(&own, most_s);
+          if (next_s <= most_s) queue_.put_back(own, next_s);
           continue;
         }
         wave.push_back(own);
         below.push_back(most_s);
       }
+      last = most;
       settled.solved += static_cast<std::int64_t>(wave.size());
       settled.empty += solve(wave, below, threads, 0, &played, &partly, offer_best);
     }
@@ -288,9 +298,12 @@ class Layouts {
     return empty;
   }
 
-  double sharper(Candidate* own) const {
+  double next_bound_s(Candidate* own, double enough_s) const {
     const std::size_t s = strategy_of(*own);
-    return bound_of_layout(space_, at(own->layout), memory_limit_, totals_[s], times_[s], kInfinite,
+    if (own->bound == Bound::kLayout) {
+      return bound_of_chunks(space_, at(own->layout), memory_limit_, times_[s], enough_s);
+    }
+    return bound_of_layout(space_, at(own->layout), memory_limit_, totals_[s], times_[s], enough_s,
                            &own->load_s);
   }
 
@@ -329,6 +342,9 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
   const auto bound_s = [&](std::int64_t r, double enough_s, double* load_s) {
     return bound_of_layout(space, at(r), memory_limit, totals, least, enough_s, load_s);
   };
+  const auto chunks_bound_s = [&](std::int64_t r) {
+    return bound_of_chunks(space, at(r), memory_limit, least, limit);
+  };
   const auto solve = [&](const Candidate& c, std::int64_t work) {
     return solver->best(space, at(c.layout), times, space.bounds.memory_limits[memory_limit], limit,
                         c.load_s, work);
@@ -343,7 +359,8 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
   // The best layout on the chip before: its plan limits the others.
   std::int64_t& last = solver->last_best(list);
   std::int64_t solved = -1;
-  if (Candidate c{0.0, 0.0, last, false}; last >= 0 && bound_s(last, limit, &c.load_s) <= limit) {
+  if (Candidate c{0.0, 0.0, last, Bound::kChunks};
+      last >= 0 && bound_s(last, limit, &c.load_s) <= limit && chunks_bound_s(last) <= limit) {
     PlacedPlan found = solve(c, 0);
     if (found.open_s == kInfinite) {
       solved = last;
@@ -357,9 +374,10 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
   while (!queue.empty()) {
     Candidate c = queue.take();
     if (c.bound_s > limit) break;
-    if (c.quick) {
-      const double sharper_s = bound_s(c.layout, limit, &c.load_s);
-      if (sharper_s <= limit) queue.put_back(c, sharper_s);
+    if (c.bound != Bound::kChunks) {
+      const double next_s =
+          c.bound == Bound::kQuick ? bound_s(c.layout, limit, &c.load_s) : chunks_bound_s(c.layout);
+      if (next_s <= limit) queue.put_back(c, next_s);
       continue;
     }
     PlacedPlan found = solve(c, 0);

@@ -94,6 +94,7 @@ struct StageCapacities {
   std::span<double> plain;                // in the plain variant
   std::span<double> smallest;             // in the variant that fits the most, except the plain one
   std::span<double> plain_sum, best_sum;  // over the last s stages: `plain`, best whole blocks
+  std::span<double> in_flight;            // micro-batches
 };
 
 // Coefficients of a layout's bound; docs/search.md has the proof of each.
@@ -352,5 +353,9 @@ double least_memory_of_all(const PlanSpaceImpl& space, const PricedLayout& layou
 double bound_of_layout(const PlanSpaceImpl& space, std::size_t layout, std::size_t memory_limit,
                        const StepTotals& totals, const KindTimes& times, double enough_s,
                        double* load_s = nullptr) noexcept;
+// A slower bound of interleaved layouts of equal blocks, mostly tighter; 0 for other layouts. Some
+// bound above `enough_s` if it is above that.
+double bound_of_chunks(const PlanSpaceImpl& space, std::size_t layout, std::size_t memory_limit,
+                       const KindTimes& times, double enough_s);
 
 }  // namespace phaze
