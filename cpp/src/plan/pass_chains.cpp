@@ -12,6 +12,7 @@ namespace {
 constexpr double kSure = 1.0 - 1e-9;
 constexpr std::size_t kMostChains = 24;        // limit for a shape
 constexpr std::size_t kMostShapes = 256;       // limit for a solver
+constexpr std::size_t kMostOwn = 512;          // assignments of a shape that have their own chain
 constexpr std::int64_t kMostPasses = 1 << 16;  // limit for steps that are simulated for their chain
 
 }  // namespace
@@ -41,7 +42,21 @@ void PassChains::select(PipelineSchedule schedule, std::int64_t stages, std::int
   own_->shape = shape;
 }
 
-bool PassChains::above(const PipelineLoads& loads, double limit_s) noexcept {
+double PassChains::OwnChain::least_s(const PipelineLoads& loads) const noexcept {
+  double sum = 0.0;
+  for (std::size_t k = 0; 2 * k < counts.size(); ++k) {
+    sum += counts[2 * k] * loads.forward_s[k] + counts[2 * k + 1] * loads.backward_s[k];
+  }
+  return sum;
+}
+
+bool PassChains::above(const PipelineLoads& loads, double limit_s, std::uint64_t assignment) {
+  if (assignment != 0) {
+    const auto own = own_->own.find(assignment);
+    if (own != own_->own.end() && !own->second.counts.empty()) {
+      return own->second.least_s(loads) * kSure > limit_s;
+    }
+  }
   std::vector<PassChain>& chains = own_->chains;
   for (std::size_t k = 0; k < chains.size(); ++k) {
     if (!(chains[k].least_s(loads) * kSure > limit_s)) continue;
@@ -52,13 +67,31 @@ bool PassChains::above(const PipelineLoads& loads, double limit_s) noexcept {
   return false;
 }
 
-const PassChain* PassChains::learn(const PipelineLoads& loads, PipelinePlayer* player) {
+const PassChain* PassChains::learn(const PipelineLoads& loads, PipelinePlayer* player,
+                                   std::uint64_t assignment) {
   const auto schedule = static_cast<PipelineSchedule>(own_->shape[0]);
-  if (++own_->wasted <= own_->learnt) return nullptr;
-  own_->wasted = 0;
-  ++own_->learnt;
+  OwnChain* own = nullptr;
+  if (assignment != 0) {
+    if (own_->own.size() >= kMostOwn) own_->own.clear();
+    own = &own_->own[assignment];
+    if (++own->wasted <= own->learnt + 1) own = nullptr;
+  }
+  const bool often = ++own_->wasted > own_->learnt;
+  if (!often && own == nullptr) return nullptr;
   if (loads.stages * loads.chunks * loads.micro_batches > kMostPasses) return nullptr;
   PassChain chain = critical_chain(schedule, loads, player);
+  if (own != nullptr) {
+    ++own->learnt;
+    own->wasted = 0;
+    own->counts.clear();
+    for (const PassChain::Counts& counts : chain.counts) {
+      own->counts.push_back(static_cast<std::uint16_t>(counts.forward));
+      own->counts.push_back(static_cast<std::uint16_t>(counts.backward));
+    }
+  }
+  if (!often) return nullptr;
+  own_->wasted = 0;
+  ++own_->learnt;
   if (chain.counts.empty()) return nullptr;
   std::vector<PassChain>& chains = own_->chains;
   if (chains.size() >= kMostChains) chains.pop_back();

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <unordered_map>
 #include <vector>
 
 #include "phaze/pipeline_schedule.hpp"
@@ -52,17 +53,29 @@ class PassChains {
     own_ = nullptr;
   }
 
-  // Whether some known chain, and so the step, takes more than a limit.
-  bool above(const PipelineLoads& loads, double limit_s) noexcept;
+  // Whether some known chain, and so the step, takes more than a limit. `assignment` identifies the
+  // layers of the chunks (0: nothing does): a chain of the same assignment is nearly as long as the
+  // step, so where one is known, others are not tried.
+  bool above(const PipelineLoads& loads, double limit_s, std::uint64_t assignment = 0);
 
   // Extracts a chain from a step that took too long, less often the more chains are known; `player`
   // simulates that step again. Null if no chain was extracted.
-  const PassChain* learn(const PipelineLoads& loads, PipelinePlayer* player);
+  const PassChain* learn(const PipelineLoads& loads, PipelinePlayer* player,
+                         std::uint64_t assignment = 0);
 
  private:
   using Shape = std::array<std::int64_t, 4>;
+  // The last critical chain of an assignment, for schedules that do not split backward passes.
+  struct OwnChain {
+    std::vector<std::uint16_t> counts;  // by slot: forward and backward passes
+    std::int64_t learnt = 0;
+    std::int64_t wasted = 0;  // steps since then that no chain ruled out
+
+    double least_s(const PipelineLoads& loads) const noexcept;
+  };
   struct Known {
     Shape shape{};
+    std::unordered_map<std::uint64_t, OwnChain> own;  // by assignment
     std::vector<PassChain> chains;
     std::int64_t learnt = 0;  // chains, replaced ones included
     std::int64_t wasted = 0;  // steps no chain ruled out since the last one was learnt

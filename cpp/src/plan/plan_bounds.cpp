@@ -809,12 +809,15 @@ class InterleavedClasses {
   }
 
   // The bound, or some bound above `enough_s`.
-  double least_s(double enough_s) {
+  double least_s(double enough_s, unsigned* classes) {
     double least = kInfinite;
+    *classes = 0;
     for (const int first : {0, 1}) {
       for (const int last : {0, 1}) {
         if (first > space_.first_block || last > space_.layers - space_.last_block) continue;
-        least = std::min(least, class_s(first, last, enough_s));
+        const double own_s = class_s(first, last, enough_s);
+        if (own_s <= enough_s) *classes |= class_bit(first > 0, last > 0);
+        least = std::min(least, own_s);
       }
     }
     return least;
@@ -995,7 +998,7 @@ double bound_of_layout(const PlanSpaceImpl& space, std::size_t r, std::size_t me
 }
 
 double bound_of_chunks(const PlanSpaceImpl& space, std::size_t r, std::size_t memory_limit,
-                       const KindTimes& times, double enough_s) {
+                       const KindTimes& times, double enough_s, unsigned* classes) {
   const LayoutFit& own =
       space.bounds.layout_fits[r * space.bounds.memory_limits.size() + memory_limit];
   const PricedLayout& layout = space.layouts[r];
@@ -1003,8 +1006,11 @@ double bound_of_chunks(const PlanSpaceImpl& space, std::size_t r, std::size_t me
   if (!InterleavedClasses::applies(space, layout)) return 0.0;
   const BlockCapacity capacity(space, layout, space.bounds.memory_limits[memory_limit]);
   const StageCapacities& stages = space.bounds.stage_capacities[at(own.capacities)];
-  return InterleavedClasses(space, layout, stages, capacity, times).least_s(enough_s / kSure) *
-         kSure;
+  InterleavedClasses found(space, layout, stages, capacity, times);
+  unsigned within = 0;
+  const double least_s = found.least_s(enough_s / kSure, &within) * kSure;
+  if (classes != nullptr) *classes = within;
+  return least_s;
 }
 
 }  // namespace phaze

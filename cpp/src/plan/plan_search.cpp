@@ -24,7 +24,8 @@ struct Candidate {
   double bound_s;
   double load_s;  // lower bound on the largest load of a stage
   std::int64_t layout;
-  Bound bound;  // until kChunks, `bound_s` may still rise
+  Bound bound;       // until kChunks, `bound_s` may still rise
+  unsigned classes;  // that may have a plan within the limit
 };
 
 // Layouts in the order of their bounds; a removed layout may be reinserted with a higher bound.
@@ -32,7 +33,7 @@ class CandidateQueue {
  public:
   // Adds a layout with its quick bound; call `arrange` after the last one.
   void add(double quick_s, std::int64_t layout) {
-    heap_.push_back({quick_s, 0.0, layout, Bound::kQuick});
+    heap_.push_back({quick_s, 0.0, layout, Bound::kQuick, kAllClasses});
   }
   void arrange() { std::make_heap(heap_.begin(), heap_.end(), later); }
 
@@ -282,7 +283,7 @@ class Layouts {
       for (std::size_t k = begin; k < end; ++k) {
         found[k] = solver.get()->best(space_, at(wave[k].layout), times_[strategy_of(wave[k])],
                                       space_.bounds.memory_limits[memory_limit_], below[k],
-                                      wave[k].load_s, work);
+                                      wave[k].load_s, work, wave[k].classes);
       }
     });
     std::int64_t empty = 0;
@@ -301,7 +302,8 @@ class Layouts {
   double next_bound_s(Candidate* own, double enough_s) const {
     const std::size_t s = strategy_of(*own);
     if (own->bound == Bound::kLayout) {
-      return bound_of_chunks(space_, at(own->layout), memory_limit_, times_[s], enough_s);
+      return bound_of_chunks(space_, at(own->layout), memory_limit_, times_[s], enough_s,
+                             &own->classes);
     }
     return bound_of_layout(space_, at(own->layout), memory_limit_, totals_[s], times_[s], enough_s,
                            &own->load_s);
@@ -342,12 +344,12 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
   const auto bound_s = [&](std::int64_t r, double enough_s, double* load_s) {
     return bound_of_layout(space, at(r), memory_limit, totals, least, enough_s, load_s);
   };
-  const auto chunks_bound_s = [&](std::int64_t r) {
-    return bound_of_chunks(space, at(r), memory_limit, least, limit);
+  const auto chunks_bound_s = [&](Candidate* c) {
+    return bound_of_chunks(space, at(c->layout), memory_limit, least, limit, &c->classes);
   };
   const auto solve = [&](const Candidate& c, std::int64_t work) {
     return solver->best(space, at(c.layout), times, space.bounds.memory_limits[memory_limit], limit,
-                        c.load_s, work);
+                        c.load_s, work, c.classes);
   };
   const auto take = [&](PlacedPlan found) {
     if (found.time_s == kInfinite) return;
@@ -359,8 +361,8 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
   // The best layout on the chip before: its plan limits the others.
   std::int64_t& last = solver->last_best(list);
   std::int64_t solved = -1;
-  if (Candidate c{0.0, 0.0, last, Bound::kChunks};
-      last >= 0 && bound_s(last, limit, &c.load_s) <= limit && chunks_bound_s(last) <= limit) {
+  if (Candidate c{0.0, 0.0, last, Bound::kChunks, kAllClasses};
+      last >= 0 && bound_s(last, limit, &c.load_s) <= limit && chunks_bound_s(&c) <= limit) {
     PlacedPlan found = solve(c, 0);
     if (found.open_s == kInfinite) {
       solved = last;
@@ -376,7 +378,7 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
     if (c.bound_s > limit) break;
     if (c.bound != Bound::kChunks) {
       const double next_s =
-          c.bound == Bound::kQuick ? bound_s(c.layout, limit, &c.load_s) : chunks_bound_s(c.layout);
+          c.bound == Bound::kQuick ? bound_s(c.layout, limit, &c.load_s) : chunks_bound_s(&c);
       if (next_s <= limit) queue.put_back(c, next_s);
       continue;
     }

@@ -809,9 +809,9 @@ double AssignmentSearch::add_stage(const StageLoad& stage, Bound* bound) const {
 // chosen, with the recomputation of the stage.
 AssignmentSearch::StageLoad AssignmentSearch::least_load(const Partition& partition, int stage) {
   KnownLoad* known = known_load(stage);
-  if (known != nullptr && known->of_class == class_) return known->load;
+  if (known != nullptr && known->of_class == class_of(stage)) return known->load;
   const StageLoad load = load_of(partition, stage, -1);
-  if (known != nullptr) *known = {class_, load, -1};
+  if (known != nullptr) *known = {class_of(stage), load, -1};
   return load;
 }
 
@@ -819,13 +819,13 @@ AssignmentSearch::StageLoad AssignmentSearch::least_load(const Partition& partit
 AssignmentSearch::StageLoad AssignmentSearch::chosen_load(const Partition& partition, int stage,
                                                           std::int32_t* code) {
   KnownLoad* known = known_load(stage);
-  if (known != nullptr && known->of_class == class_ && known->recompute >= 0) {
+  if (known != nullptr && known->of_class == class_of(stage) && known->recompute >= 0) {
     *code = known->recompute;
     return known->load;
   }
   *code = recompute_.fastest_of_assigned(partition, stage);
   const StageLoad load = *code < 0 ? StageLoad{0.0, kInfinite} : load_of(partition, stage, *code);
-  if (known != nullptr) *known = {class_, load, *code};
+  if (known != nullptr) *known = {class_of(stage), load, *code};
   return load;
 }
 
@@ -841,6 +841,14 @@ bool AssignmentSearch::choose_recompute(double limit_s, Partition* partition) {
     return false;
   }
   return true;
+}
+
+// Starts a class of assignments with `base` layers to a chunk; -1: cuts that belong to no class.
+// The loads of stages without embedding and head are those of other classes with the same base.
+void AssignmentSearch::start_class(int base) {
+  ++class_;
+  if (base < 0 || base != inner_base_) inner_class_ = class_;
+  inner_base_ = base;
 }
 
 // Where the loads of a stage with the longer chunks of `extra_` are stored; null where they depend
@@ -861,7 +869,7 @@ bool AssignmentSearch::known_too_long(double limit_s) {
   const double most_s = limit_s * kLoose;
   const auto known = [&](int stage) {
     const KnownLoad* own = known_load(stage);
-    return own != nullptr && own->of_class == class_ ? own->load : StageLoad{0.0, 0.0};
+    return own != nullptr && own->of_class == class_of(stage) ? own->load : StageLoad{0.0, 0.0};
   };
   Bound bound;
   if (last_too_long_ < on_.stages && add_stage(known(last_too_long_), &bound) > most_s) return true;
@@ -891,16 +899,23 @@ bool AssignmentSearch::offer(double below_s, PlacedPlan* best) {
   PassChains& chains = in_tree_ ? tree_chains_ : chains_;
   const bool chained =
       on_.stages > 1 && (in_tree_ || on_.schedule() == PipelineSchedule::kInterleaved);
+  std::uint64_t assignment = 0;
   if (chained) {
+    if (!in_tree_) {
+      for (const std::int32_t cut : partition_.cuts) {
+        assignment = mixed(assignment, static_cast<std::uint64_t>(cut));
+      }
+    }
     const double most_s = std::min(below_s, best->time_s) - tail_s - exchange_s;
     chains.select(on_.schedule(), on_.stages, on_.record().vpp, on_.micro_batches);
-    if (chains.above(step_.loads(), most_s)) return false;
+    if (chains.above(step_.loads(), most_s, assignment)) return false;
   }
   const double time_s = step_.step_s() + tail_s + exchange_s;
   const double faster_s = best->time_s * (in_tree_ ? 1.0 - 2.0 * kTie : 1.0);
   const bool faster = time_s <= below_s && time_s < faster_s;
-  const PassChain* chain =
-      chained && (in_tree_ || !faster) ? chains.learn(step_.loads(), step_.player()) : nullptr;
+  const PassChain* chain = chained && (in_tree_ || !faster)
+                               ? chains.learn(step_.loads(), step_.player(), assignment)
+                               : nullptr;
   if (faster) {
     best->time_s = time_s;
     best->partition = partition_;
@@ -970,7 +985,7 @@ void AssignmentSearch::try_all(bool count_first, bool count_last, double below_s
   if (total < count) return;
   const int base = total / count;
   const int extras = total % count;
-  ++class_;
+  start_class(base);
   const auto offer_cut = [&] {
     if (known_too_long(limit_s(below_s, *best))) return false;
     return cut(count_first, base, &partition_) && offer(below_s, best);
@@ -1024,8 +1039,9 @@ double AssignmentSearch::tree_limit_s(double below_s, const PlacedPlan& best) co
   return std::min(below_s * (1.0 + kTie), best.time_s * (1.0 - kTie)) - on_.layout->exchange_s;
 }
 
-void AssignmentSearch::run(double below_s, std::int64_t work, PlacedPlan* best) {
+void AssignmentSearch::run(double below_s, std::int64_t work, unsigned classes, PlacedPlan* best) {
   work_ = work;
+  inner_base_ = -1;
   if (check() != PlanStatus::kOk) return;
   extra_.assign(at(places_of(on_.record())), 0);
   std::vector<std::int32_t>& last_cuts = last_cuts_[on_.number()];
@@ -1034,11 +1050,12 @@ void AssignmentSearch::run(double below_s, std::int64_t work, PlacedPlan* best) 
     for (const bool first : {false, true}) {
       if (first && on_.space->first_block == 0) continue;
       if (last && on_.space->layers == on_.space->last_block) continue;
+      if ((classes & class_bit(first, last)) == 0) continue;
       try_all(first, last, below_s, best);
     }
   }
   if (!on_.space->cuts_of_software(on_.record()).empty()) {
-    ++class_;  // these cuts belong to no class, so stored loads do not apply
+    start_class(-1);  // these cuts belong to no class, so stored loads do not apply
     if (even(&partition_) == PlanStatus::kOk) offer(below_s, best);
   }
   if (best->time_s < kInfinite && !best_by_load_ && !tree_.applies()) {
@@ -1049,7 +1066,7 @@ void AssignmentSearch::run(double below_s, std::int64_t work, PlacedPlan* best) 
 // The time of the plan with these cuts, which every chip tries; infinite if above `below_s`.
 double AssignmentSearch::known_s(const std::vector<std::int32_t>& cuts, double below_s) {
   PlacedPlan known{kInfinite, 0.0, 0, {}};
-  ++class_;
+  start_class(-1);
   partition_.cuts = cuts;
   offer(below_s, &known);
   return known.time_s * (1.0 + 2.0 * kTie);
@@ -1296,7 +1313,8 @@ void AssignmentTree::choose(std::size_t group, std::size_t pattern) {
 // ---- the solver ----
 
 PlacedPlan PlanSolver::best(const PlanSpaceImpl& space, std::size_t layout, const KindTimes& times,
-                            double usable_bytes, double below_s, double load_s, std::int64_t work) {
+                            double usable_bytes, double below_s, double load_s, std::int64_t work,
+                            unsigned classes) {
   PlacedPlan best{kInfinite, 0.0, static_cast<std::int32_t>(layout), {}};
   start(space, layout, times);
   on_.sums.find_work();
@@ -1305,7 +1323,7 @@ PlacedPlan PlanSolver::best(const PlanSpaceImpl& space, std::size_t layout, cons
   if (searches_partitions(on_.record())) {
     partitions_.run(usable_bytes, below_s, load_s, &best);
   } else {
-    assignments_.run(below_s, work, &best);
+    assignments_.run(below_s, work, classes, &best);
   }
   if (best.time_s == kInfinite || !(best.time_s <= below_s)) {
     best.time_s = kInfinite;

@@ -464,8 +464,9 @@ class AssignmentSearch {
   // The cuts of the even assignment: stages have even shares of the layers, or those of software
   // that divides layers by work.
   PlanStatus even(Partition* partition);
-  // Improves `best`, which is infinite, by plans that take at most `below_s`, with so much work.
-  void run(double below_s, std::int64_t work, PlacedPlan* best);
+  // Improves `best`, which is infinite, by plans of the given classes (class_bit) that take at most
+  // `below_s`, with so much work.
+  void run(double below_s, std::int64_t work, unsigned classes, PlacedPlan* best);
 
  private:
   // Seconds of both passes of a stage: its first chunk, all chunks; infinite if it does not fit.
@@ -494,6 +495,10 @@ class AssignmentSearch {
   // `recompute`: of the stage, or -1 for the fastest variant of every layer.
   StageLoad load_of(const Partition& partition, int stage, std::int32_t recompute) const;
   double add_stage(const StageLoad& stage, Bound* bound) const;
+  void start_class(int base);
+  std::uint32_t class_of(int stage) const noexcept {
+    return stage == 0 || stage + 1 == on_.stages ? class_ : inner_class_;
+  }
   KnownLoad* known_load(int stage);
   bool known_too_long(double limit_s);
   double limit_s(double below_s, const PlacedPlan& best) const noexcept;
@@ -515,6 +520,8 @@ class AssignmentSearch {
   Partition partition_;              // that is offered
   std::vector<KnownLoad> known_;     // by stage and longer chunks
   std::uint32_t class_ = 0;          // number of the class of assignments
+  std::uint32_t inner_class_ = 0;    // that of the first class with the same loads of inner stages
+  int inner_base_ = -1;              // layers of a chunk in that class; -1: in no other
   int last_too_long_ = 0;            // the stage that ruled out the last assignment
   PassChains chains_;
   AssignmentTree tree_{on_, recompute_};
@@ -551,10 +558,10 @@ class PlanSolver {
 
   // The fastest plan that takes at most `below_s`; time_s is infinite if there is none. `load_s` is
   // a known lower bound on the largest load of a stage; it only saves time. `work` limits the
-  // search over assignments of layers to chunks.
+  // search over assignments of layers to chunks; only those of `classes` are searched.
   PlacedPlan best(const PlanSpaceImpl& space, std::size_t layout, const KindTimes& times,
                   double usable_bytes, double below_s, double load_s = 0.0,
-                  std::int64_t work = kMuchWork);
+                  std::int64_t work = kMuchWork, unsigned classes = kAllClasses);
 
   // The even partition in the given variant; if it is negative, each stage has the fastest variant
   // that fits, or, if none does, the one that needs the least memory.

@@ -353,9 +353,15 @@ double least_memory_of_all(const PlanSpaceImpl& space, const PricedLayout& layou
 double bound_of_layout(const PlanSpaceImpl& space, std::size_t layout, std::size_t memory_limit,
                        const StepTotals& totals, const KindTimes& times, double enough_s,
                        double* load_s = nullptr) noexcept;
+// Classes of assignments of layers to chunks: whether the embedding and the head count as layers.
+inline constexpr unsigned kAllClasses = 0xF;
+constexpr unsigned class_bit(bool first, bool last) noexcept {
+  return 1U << (2 * static_cast<int>(last) + static_cast<int>(first));
+}
+
 // A slower bound of interleaved layouts of equal blocks, mostly tighter; 0 for other layouts. Some
-// bound above `enough_s` if it is above that.
+// bound above `enough_s` if it is above that. `classes` receives those whose bound is not.
 double bound_of_chunks(const PlanSpaceImpl& space, std::size_t layout, std::size_t memory_limit,
-                       const KindTimes& times, double enough_s);
+                       const KindTimes& times, double enough_s, unsigned* classes = nullptr);
 
 }  // namespace phaze
