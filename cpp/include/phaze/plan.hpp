@@ -480,7 +480,7 @@ class PlanSpace {
   // that is above `enough_s` already.
   double layout_bound_s(std::size_t layout, const KindTimes& least, std::size_t memory_limit,
                         double enough_s = std::numeric_limits<double>::infinity()) const;
-  // The least layout_bound_s() of the layouts of a strategy.
+  // The least bound of the layouts of a strategy, without what layout_bound_s() adds for chunks.
   double strategy_bound_s(std::int32_t strategy, const KindTimes& least,
                           std::size_t memory_limit) const;
   // A cheaper, weaker bound for a strategy, from the work of one micro-batch on all stages alone.

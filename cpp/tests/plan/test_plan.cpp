@@ -110,13 +110,14 @@ void one_case(unsigned seed) {
     const LayoutRecord& l = c.layouts[k];
     const PlacedPlan plan = c.space.best_of_layout(k, times, c.memory_limit, kInfinite);
     const double bound = c.space.layout_bound_s(k, times, 0);
-    CHECK(c.space.layout_bound_s(k, times, 0, -kInfinite) <= bound);
+    const double quick_bound = c.space.layout_bound_s(k, times, 0, -kInfinite);
+    CHECK(quick_bound <= bound);
     const bool packed =
         l.pp == 1 || l.schedule == 0 || (l.schedule == 3 && l.micro_batches >= l.pp);
     const bool fitting = plan.time_s < kInfinite;
     CHECK(packed ? (fits[2 * k] == 1) == fitting : fits[2 * k] == 1 || !fitting);
     CHECK(!packed || fits[2 * k + 1] == 0);
-    least_bound = std::min(least_bound, bound);
+    least_bound = std::min(least_bound, quick_bound);
     best = std::min(best, plan.time_s);
     if (plan.time_s == kInfinite) {
       if (l.vpp == 1) CHECK(brute_force(c, k) == kInfinite);
@@ -141,7 +142,7 @@ void one_case(unsigned seed) {
             kInfinite);
     }
   }
-  // The bound over all layouts of a strategy is at least as tight as the layouts' own bounds.
+  // The bound over all layouts of a strategy is at least as tight as the layouts' quick bounds.
   const double strategy_bound = c.space.strategy_bound_s(0, times, 0);
   CHECK(strategy_bound >= least_bound && strategy_bound <= best);
   const PlacedPlan whole = c.space.best_of_strategy(0, times, times, 0, kInfinite);
@@ -163,6 +164,57 @@ void one_case(unsigned seed) {
     CHECK(one[k].time_s == two[k].time_s && one[k].layout == two[k].layout);
   }
   if (!one.empty()) CHECK(std::abs(one[0].time_s - best) <= 1e-12 * best);
+}
+
+// Bounds of interleaved layouts with chunks of unequal length against their best plans, and the
+// best plan over all of them, of which most classes of assignments are ruled out by their bounds.
+// Returns how many bounds are within a hundredth of the time.
+int bounds_of_chunks(unsigned seed) {
+  std::mt19937 random(seed);
+  const auto draw = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(random);
+  };
+  Case c;
+  build(c, random, 0, 24);
+  for (auto* own : {&c.forward, &c.plain}) {
+    for (double& each_s : *own) each_s *= 0.1 * draw(5, 20);
+  }
+  c.backward = c.plain;
+  for (std::size_t k = 0; k < 3; ++k) c.backward.push_back(c.plain[k] + (k == 1) * c.forward[k]);
+  add_chunks(c, random, 0);
+  for (int k = 0; k < 8; ++k) {
+    LayoutRecord l{};
+    l.schedule = static_cast<std::int32_t>(PipelineSchedule::kInterleaved);
+    l.vpp = draw(2, 4);
+    l.pp = draw(2, 4);
+    l.zero = draw(0, 3);
+    l.dp = draw(1, 2);
+    l.rank_order = draw(0, 1);
+    l.micro_batches = draw(1, 3 * l.pp);
+    c.layouts.push_back(l);
+  }
+  c.memory_limit = 1e6 * draw(40, 400);
+  CHECK(built(c, seed % 3 > 0) == Status::kOk);
+  int tight = 0;
+  double best = kInfinite;
+  for (std::size_t k = 0; k < c.layouts.size(); ++k) {
+    const double time_s = c.space.best_of_layout(k, c.times(), c.memory_limit, kInfinite).time_s;
+    const double bound_s = c.space.layout_bound_s(k, c.times(), 0);
+    best = std::min(best, time_s);
+    CHECK(bound_s <= time_s);
+    CHECK(bound_s == kInfinite ||
+          c.space.layout_bound_s(k, c.times(), 0, 0.9 * bound_s) > 0.9 * bound_s);
+    tight += time_s < kInfinite && bound_s >= 0.99 * time_s;
+  }
+  const auto same = [&](double time_s) {
+    return time_s == best || std::abs(time_s - best) <= 1e-12 * best;
+  };
+  CHECK(same(c.space.best_of_strategy(0, c.times(), c.times(), 0, kInfinite).time_s));
+  SettledLayouts settled{};
+  const std::vector<KindTimes> all{c.times()};
+  const auto found = c.space.top_plans(all, 0, 1, 1, &settled);
+  CHECK(same(found.empty() ? kInfinite : found[0].time_s));
+  return tight;
 }
 
 // Best plans, bounds, lists and fronts are the same for every order of the recompute variants.
@@ -355,6 +407,9 @@ int main() {
   for (unsigned seed = 0; seed < 150; ++seed) one_case(seed);
   for (unsigned seed = 0; seed < 60; ++seed) lists_are_those_of_all_layouts(seed);
   for (unsigned seed = 0; seed < 60; ++seed) order_of_variants_changes_nothing(seed);
+  int tight = 0;
+  for (unsigned seed = 0; seed < 200; ++seed) tight += bounds_of_chunks(seed);
+  CHECK(tight > 100);
   int many = 0;
   for (unsigned seed = 0; seed < 120; ++seed) best_of_many_assignments(seed, &many);
   CHECK(many > 30);
