@@ -478,6 +478,21 @@ class SolvedLayout(NamedTuple):
     placed: _Array
     borders: _Array
 
+class PlansOnChips(NamedTuple):
+    placed: _Array
+    borders: _Array
+    times: dict[str, _Array]
+    joules: _Array
+
+class LayersOnChips:
+    def __init__(self, graphs: object, costs: object) -> None: ...
+    def __len__(self) -> int: ...
+    def map(self, chips: _Array, threads: int) -> dict[str, _Array]: ...
+    def bound(self, chips: _Array, threads: int) -> dict[str, _Array]: ...
+    def schedule(
+        self, chips: _Array, max_nodes: int, threads: int
+    ) -> tuple[dict[str, _Array], dict[str, _Array]]: ...
+
 class PlanSpace:
     def __init__(
         self,
@@ -537,6 +552,26 @@ class PlanSpace:
     def best(
         self, strategy: int, times: object, least: object, below_s: _Array, threads: int
     ) -> PlacedPlans: ...
+    def best_on_chips(
+        self,
+        layers: Sequence[LayersOnChips],
+        memory_limit: _Array,
+        below_s: _Array,
+        planned: bool,
+        max_nodes: int,
+        threads: int,
+    ) -> PlansOnChips: ...
+    def rule_out(
+        self,
+        strategy: int,
+        layers: LayersOnChips,
+        chips: _Array,
+        memory_limit: _Array,
+        limits_s: _Array,
+        planned: bool,
+        max_nodes: int,
+        threads: int,
+    ) -> tuple[dict[str, _Array], _Array]: ...
     def energies(self, times: object, row: _Array, placed: _Array, borders: _Array) -> _Array: ...
     def bounds(
         self, strategy: int, least: object, memory_limit: _Array, threads: int

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "arrays.hpp"
+#include "interrupt.hpp"
+#include "layers_on_chips.hpp"
 #include "phaze/parallel.hpp"
 #include "phaze/plan.hpp"
 
@@ -322,6 +324,64 @@ class PyPlanSpace {
     return result("PlacedPlans", found.placed, found.borders);
   }
 
+  // The best plan of all strategies on each chip with each memory limit, the times of its layers,
+  // and its joules; layers[s] are those of strategy s, all on the same chips.
+  py::object best_on_chips(const py::sequence& layers, const py::object& memory_limit,
+                           const py::object& below, bool planned, std::int64_t max_nodes,
+                           int threads) const {
+    std::vector<const LayersOnChips*> cores;
+    for (const auto& own : layers) cores.push_back(&own.cast<const PyLayersOnChips&>().core());
+    const std::size_t chips = cores.empty() ? 0 : cores[0]->chips();
+    const std::size_t rows = chips * space_.memory_limits();
+    const auto largest =
+        view<std::int64_t>(memory_limit, "memory_limit", static_cast<py::ssize_t>(chips));
+    const auto limits = view<double>(below, "below_s", static_cast<py::ssize_t>(rows));
+    std::vector<PlacedPlan> plans(rows);
+    std::vector<TimesRow> times(rows, TimesRow(0, 0));
+    py::array_t<double> joules(static_cast<py::ssize_t>(rows));
+    const std::span<double> spent = writable(joules);
+    int variants = 1;
+    for (const LayersOnChips* own : cores) variants = std::max(variants, own->variants());
+    Status status = Status::kOk;
+    interruptible(max_nodes, std::numeric_limits<double>::infinity(), threads,
+                  [&](const SearchLimits& search, int workers) {
+                    const ChipSearch asked{largest, limits, planned, search, workers};
+                    status = phaze::best_on_chips(space_, cores, asked, plans, times, spent);
+                  });
+    raise_for_layers(status);
+    const PlacedArrays found = placed_arrays(plans);
+    return result("PlansOnChips", found.placed, found.borders,
+                  times_arrays(times, space_.kinds(), variants), freeze(std::move(joules)));
+  }
+
+  // Lower bounds of the layers and the step of a strategy on some of the chips, each raised as far
+  // as it takes to prove that the step exceeds its limit.
+  py::tuple rule_out(std::int32_t strategy, const PyLayersOnChips& layers, const py::object& chips,
+                     const py::object& memory_limit, const py::object& limit, bool planned,
+                     std::int64_t max_nodes, int threads) const {
+    check_strategy(strategy);
+    const auto positions = layers.checked(chips);
+    const auto count = static_cast<py::ssize_t>(positions.size());
+    const auto largest = view<std::int64_t>(memory_limit, "memory_limit", count);
+    const auto limits_s = view<double>(limit, "limits_s", count);
+    for (const std::int64_t own : largest) check_limit(own);
+    if (layers.core().kinds() != space_.kinds()) throw InvalidInput("layers: of another model");
+    std::vector<TimesRow> least = layers.rows(positions.size());
+    py::array_t<double> bounds(count);
+    const std::span<double> least_s = writable(bounds);
+    interruptible(max_nodes, std::numeric_limits<double>::infinity(), threads,
+                  [&](const SearchLimits& search, int workers) {
+                    each_chip(positions, workers, [&](std::size_t k, std::size_t chip) {
+                      const StepQuery step{&space_, strategy, static_cast<std::size_t>(largest[k])};
+                      layers.core().add_joules(chip, &least[k]);
+                      return layers.core().rule_out(chip, step, limits_s[k], planned, search,
+                                                    &least[k], &least_s[k]);
+                    });
+                  });
+    return py::make_tuple(times_arrays(least, space_.kinds(), layers.core().variants()),
+                          freeze(std::move(bounds)));
+  }
+
   // Joules of plans, each on the chip of a row of `times`.
   py::array_t<double> energies(const py::object& times, const py::object& row,
                                const py::object& placed, const py::object& borders) const {
@@ -624,6 +684,7 @@ void bind_plan_records(py::module_& module) {
   bind_result(module, "PlanPasses", "forward_s backward_s weight_grad_s step_s");
   bind_result(module, "EvenPartition", "status cuts variants");
   bind_result(module, "PlacedPlans", "placed borders");
+  bind_result(module, "PlansOnChips", "placed borders times joules");
   bind_result(module, "RankedPlans", "placed borders solved empty open_s");
   bind_result(module, "LaidOut", "layouts rows");
   bind_result(module, "SolvedLayout", "bound_s placed borders");
@@ -661,6 +722,11 @@ void bind_plan(py::module_& module) {
            py::arg("most_s"), py::arg("threads"))
       .def("best", &PyPlanSpace::best, py::arg("strategy"), py::arg("times"), py::arg("least"),
            py::arg("below_s"), py::arg("threads"))
+      .def("best_on_chips", &PyPlanSpace::best_on_chips, py::arg("layers"), py::arg("memory_limit"),
+           py::arg("below_s"), py::arg("planned"), py::arg("max_nodes"), py::arg("threads"))
+      .def("rule_out", &PyPlanSpace::rule_out, py::arg("strategy"), py::arg("layers"),
+           py::arg("chips"), py::arg("memory_limit"), py::arg("limits_s"), py::arg("planned"),
+           py::arg("max_nodes"), py::arg("threads"))
       .def("energies", &PyPlanSpace::energies, py::arg("times"), py::arg("row"), py::arg("placed"),
            py::arg("borders"))
       .def("bounds", &PyPlanSpace::bounds, py::arg("strategy"), py::arg("least"),

@@ -259,6 +259,21 @@ class Costs(Brief):
         seconds[:, list(rings)] = np.maximum(self._contention * ring_s, ring_s - overlapped_s)
         return seconds
 
+    def exposed_network_s(self) -> Array:
+        """Seconds of collectives that nothing hides, of all operators of all graphs.
+
+        Zero of other operators; shape (chips, operators), or (1, operators) where chips have the
+        same.
+        """
+        parts = [self._exposed_s((at,), None) for at in range(len(self.graphs))]
+        rows = max(len(part) for part in parts)
+        return np.concatenate([np.broadcast_to(p, (rows, p.shape[1])) for p in parts], axis=1)
+
+    @property
+    def tables(self) -> tuple[CostTable, ...]:
+        """Costs of the distinct operators on the distinct chips."""
+        return self._tables
+
     def _with_network(self, name: str, graph: int | Array, chip: int | None) -> Array:
         graphs = self._checked(graph, chip)
         seconds: Array = self._look_up(name, graphs, chip) + self._exposed_s(graphs, chip)

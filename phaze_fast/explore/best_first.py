@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from itertools import product
 from typing import Any
@@ -32,7 +31,7 @@ from phaze_fast.explore.problem import SearchProblem
 from phaze_fast.explore.result import Budget, Outcome, Progress, Winner
 from phaze_fast.planning import Plan
 from phaze_fast.planning.times import KindTimes, free_times
-from phaze_fast.runs.executors import Workers
+from phaze_fast.runs.executors import Workers, run_together
 from phaze_fast.tables import Array, non_dominated
 
 _WAVE, _LARGE_WAVE, _WAVE_OF_A_MODEL = 2**14, 2**15, 2**12
@@ -114,24 +113,6 @@ def _not_first_of_group(candidates: Array, waiting: Array) -> Array:
     return later
 
 
-def run_together(tasks: Sequence[Callable[..., None]], threads: int) -> None:
-    """Run independent tasks; each is called with the number of threads that it may use.
-
-    Examples
-    --------
-    >>> run_together([lambda threads: print(threads)], threads=4)
-    4
-    """
-    if len(tasks) < 2 or threads < 2:
-        for task in tasks:
-            task(threads=threads)
-        return
-    inside = max(1, threads // len(tasks))
-    with ThreadPoolExecutor(min(threads, len(tasks))) as pool:
-        for _ in pool.map(lambda task: task(threads=inside), tasks):
-            pass
-
-
 # ---- the search ----
 
 
@@ -159,9 +140,6 @@ class BestFirstSearch:
     objective
         What is minimised, a name of `UNITS`; by default seconds of a step.
     """
-
-    every = False
-    """Whether the best plan of every chip is wanted."""
 
     def __init__(
         self,
@@ -202,9 +180,6 @@ class BestFirstSearch:
         """The best plan of each model by group and capacity."""
         self.points: dict[tuple[int, ...], Answer] = {}
         """The plan of each point that is or was on the front."""
-        # A capacity has no score if some model has no plan that fits.
-        fits = [problem.strategy_fits.any(axis=0) for problem in self.problems]
-        self._hopeless: Array = ~np.logical_and.reduce(fits)
         self._alive = np.arange(len(groups))
         """Chip groups with a candidate that is not pruned."""
         self._unsettled = np.zeros((3, 0), dtype=np.int32)
@@ -265,8 +240,6 @@ class BestFirstSearch:
     def _below(self, groups: Array, energy: Array) -> Array:
         """Largest scores of interest, shape (groups, capacities); minus infinity: none is."""
         below = np.repeat(self._limits(groups)[:, None], self.exists.shape[1], axis=1)
-        if self.every:
-            below = np.where(self._hopeless, -np.inf, self.scores.scores[groups])
         if self.objectives:
             for c in range(below.shape[1]):
                 others = self._others(groups, c, energy)
@@ -302,10 +275,10 @@ class BestFirstSearch:
     def _place(self, i: int, s: int, groups: Array) -> None:
         """Find and record the best plans of scheduled candidates of model `i`."""
         for answer in self.tables[i].place(s, groups, self._below_s(i, s, groups)):
-            self._take(i, answer)
+            self.take(i, answer)
         self.placed += len(groups)
 
-    def _take(self, i: int, answer: Answer) -> None:
+    def take(self, i: int, answer: Answer) -> None:
         """Record a plan of model `i` on a chip group with a capacity."""
         group, c, s, placed, joules = answer[:5]
         old = self.chosen[i].get((group, c))
@@ -428,7 +401,7 @@ class BestFirstSearch:
         least = self.least_values(every)
         score = self.scores.combined(least)
         limit = self._limits(alive)
-        if self.every or self.objectives:
+        if self.objectives:
             energy = self.tables[0].energy
             floor = np.zeros(len(alive))
             if energy.size:
@@ -581,7 +554,7 @@ class BestFirstSearch:
             records = self.groups.records[[answers[k].group for k in at]]
             chips = problem.price(s, records)
             times = KindTimes.concatenated([answers[k].times.at([answers[k].row]) for k in at])
-            rate, sizes = chips.parts.hbm_bytes_per_s, [evaluator.sizes[number]]
+            rate, sizes = chips.hbm_bytes_per_s, [evaluator.sizes[number]]
             (levels,) = free_times(sizes, chips.costs, rate, [times])
             for row, k in enumerate(at):
                 free = [level.at([row]) for level in levels]
@@ -617,7 +590,7 @@ class BestFirstSearch:
         """List the best groups, each with its best capacity, best first; at most `top`."""
         ranked = []
         for group, score in self.best.scores.items():
-            if score > self.best.limit and not self.every:
+            if score > self.best.limit:
                 continue
             for c in range(self.exists.shape[1]):
                 own = [chosen.get((group, c)) for chosen in self.chosen]

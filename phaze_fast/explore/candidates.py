@@ -121,9 +121,11 @@ class Answer(NamedTuple):
     """Row of the group's chip in `times`."""
 
 
-def _run_tasks(
-    tasks: list[tuple[int, tuple[Callable[..., Any], tuple[Any, ...]]]],
-) -> list[tuple[Any, Exception | None]]:
+Task = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function or method, and its arguments."""
+
+
+def _run(tasks: list[tuple[int, Task]]) -> list[tuple[Any, Exception | None]]:
     """Run tasks in another process; an exception is a result like any other."""
     results: list[tuple[Any, Exception | None]] = []
     for _, (method, arguments) in tasks:
@@ -132,6 +134,17 @@ def _run_tasks(
         except Exception as error:
             results.append((None, error))
     return results
+
+
+def run_elsewhere(tasks: Sequence[Task], workers: Workers) -> Iterator[tuple[int, Any]]:
+    """Run tasks in other processes; yield the number of each and its result as they complete."""
+    for items, chunk in run_chunks(_run, list(enumerate(tasks)), 1, workers):
+        if isinstance(chunk, Lost):
+            raise PhazeError(f"executor: {chunk.reason}")
+        for (number, _), (result, error) in zip(items, chunk, strict=True):
+            if error is not None:
+                raise error
+            yield number, result
 
 
 class CandidateTable:
@@ -193,20 +206,13 @@ class CandidateTable:
         if self._workers is None:
             return [method(self.problem, s, *arrays, *rest, threads)]
         size = _CHIPS_OF_A_TASK[method]
-        tasks: list[tuple[int, tuple[Callable[..., Any], tuple[Any, ...]]]] = []
+        tasks: list[Task] = []
         for begin in range(0, len(arrays[-1]), size):
             piece = slice(begin, begin + size)
             parts = [a.at(piece) if isinstance(a, KindTimes) else a[piece] for a in arrays]
-            tasks.append((len(tasks), (method, (self.problem, s, *parts, *rest))))
-        results: list[Any] = [None] * len(tasks)
-        for items, chunk in run_chunks(_run_tasks, tasks, 1, self._workers):
-            if isinstance(chunk, Lost):
-                raise PhazeError(f"executor: {chunk.reason}")
-            for (number, _), (result, error) in zip(items, chunk, strict=True):
-                if error is not None:
-                    raise error
-                results[number] = result
-        return results
+            tasks.append((method, (self.problem, s, *parts, *rest)))
+        results = dict(run_elsewhere(tasks, self._workers))
+        return [results[number] for number in range(len(tasks))]
 
     def _raise(self, s: int, groups: Array, least: Array, level: int) -> None:
         """Raise the bounds of candidates, and note the step that they reached."""
@@ -302,19 +308,15 @@ class CandidateTable:
         groups: Array,
         limits_s: Array | None = None,
         threads: int | None = None,
-        planned: bool = False,
     ) -> None:
-        """Schedule candidates, except those proven to take longer than their limit.
-
-        If `planned`, the proof may use the best plans of layers as short as their lower bounds.
-        """
+        """Schedule candidates, except those proven to take longer than their limit."""
         threads = threads or self._threads
         limits_s = np.full(len(groups), np.inf) if limits_s is None else limits_s
         limited = np.isfinite(limits_s)
         if limited.any():
             some = groups[limited]
             arrays = [self._chips(s, some, threads), self.largest[some], limits_s[limited]]
-            parts = self._evaluate(SearchProblem.rule_out, s, arrays, planned, threads=threads)
+            parts = self._evaluate(SearchProblem.rule_out, s, arrays, False, threads=threads)
             self._raise(s, some, np.concatenate([own for _, own in parts]), SCHEDULED - 1)
             if self.energy.size:
                 least = KindTimes.concatenated([own for own, _ in parts])

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Any
+from functools import cached_property, lru_cache, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from phaze_fast.models import Model
 from phaze_fast.opgraph import OFFLOAD
 from phaze_fast.planning import Placed, PlanEvaluator, Training
 from phaze_fast.planning.times import MAX_NODES, KindTimes
+from phaze_fast.runs.executors import run_together
 from phaze_fast.software import BF16, chip_as_run
 from phaze_fast.tables import Array
 
@@ -31,8 +32,19 @@ Chips = Array | PricedChips
 """Records of chips, or chips with their operators priced."""
 _WHOLE_PASSES = frozenset(("1f1b", "gpipe", "interleaved"))
 """Pipeline schedules with whole backward passes: a shorter pass never makes their step longer."""
-_ROUNDED_UP = 1.0 + 1e-9
-"""Sums in another order differ in their last digits."""
+
+
+class BestPlans(NamedTuple):
+    """The best plan on each chip with each HBM capacity, one row each: chip after chip."""
+
+    placed: Array
+    """Plans as the kernel returns them, without a layout where there is none."""
+    borders: Array
+    """Cuts and recomputation of all plans."""
+    times: KindTimes
+    """Times of the layers of each plan."""
+    joules: Array
+    """Joules of a step."""
 
 
 @dataclass(frozen=True)
@@ -208,21 +220,8 @@ class SearchProblem:
         threads
             At most this many; the answer does not depend on it.
         """
-        evaluator, k = self.of(s)
-        planned = planned and _WHOLE_PASSES.issuperset(self.training.schedule)
-
-        def steps_s(least: KindTimes, at: Array) -> Array:
-            return evaluator.bounds(k, least, capacity[at], threads)
-
-        def plans_s(times: KindTimes, least: KindTimes, at: Array) -> Array:
-            if not planned:
-                return steps_s(least, at)
-            below_s = np.full((len(at), len(self.capacities)), -np.inf)
-            over_s = limits_s[at] * _ROUNDED_UP
-            below_s[np.arange(len(at)), capacity[at]] = over_s
-            return np.minimum(evaluator.best_s(k, times, least, below_s, threads), over_s)
-
-        return self.price(s, chips, threads).rule_out(limits_s, steps_s, plans_s, threads)
+        priced, planned = self.price(s, chips, threads), planned and self._whole_passes
+        return priced.rule_out(*self.of(s), capacity, limits_s, planned, threads)
 
     def schedule(
         self, s: int, chips: Chips, threads: int = 1, nodes: int = MAX_NODES
@@ -248,6 +247,46 @@ class SearchProblem:
         """
         evaluator, k = self.of(s)
         return evaluator.best(k, times, least, below_s, threads)
+
+    @property
+    def _whole_passes(self) -> bool:
+        """Whether a shorter pass never makes a step longer under any of the schedules."""
+        return _WHOLE_PASSES.issuperset(self.training.schedule)
+
+    def best_plans(
+        self, variant: int, records: Array, capacity: Array, below_s: Array, threads: int = 1
+    ) -> BestPlans:
+        """Find the best plan of all strategies on each chip with each HBM capacity.
+
+        Parameters
+        ----------
+        variant
+            That of the chips, by position.
+        records
+            The chips.
+        capacity
+            Position of the largest HBM capacity of each chip.
+        below_s
+            Longest step of interest, shape (chips, capacities); minus infinity: none is.
+        threads
+            At most this many; the answer does not depend on it.
+        """
+        mine = [s for s, (v, _) in enumerate(self.strategies) if v == variant]
+        priced: list[PricedChips | None] = [None] * len(mine)
+
+        def price(k: int, threads: int) -> None:
+            priced[k] = self.price(mine[k], records, threads)
+
+        run_together([partial(price, k) for k in range(len(mine))], threads)
+        placed, borders, times, joules = self.evaluators[variant].space.best_on_chips(
+            [own.layers for own in priced if own is not None],
+            capacity,
+            np.ascontiguousarray(below_s).ravel(),
+            self._whole_passes,
+            MAX_NODES,
+            threads,
+        )
+        return BestPlans(placed, borders, KindTimes(**times), joules)
 
     def least_energy_j(self, s: int, least: KindTimes) -> tuple[Array, Array]:
         """Bound the joules of a step from below: with static power, and of operators alone."""

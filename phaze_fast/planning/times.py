@@ -324,7 +324,7 @@ class LayerParts(NamedTuple):
         software: Software | None,
     ) -> LayerParts:
         """Build the parts of alike layers, whose graphs `at` are forward and `at + 1` backward."""
-        passes = _Passes.of(layer, tuple(variants), software)
+        passes = LayerPasses.of(layer, tuple(variants), software)
         seconds, spent, own_s = costs.time_s(at), costs.dynamic_j(at), costs.time_s(at + 1)
         own_j = _summed(costs.dynamic_j(at + 1))
         again_s, backward_j = np.zeros((2, len(own_j), len(variants)))
@@ -341,7 +341,7 @@ class LayerParts(NamedTuple):
         )
 
 
-class _Passes(NamedTuple):
+class LayerPasses(NamedTuple):
     """The part of a layer's times that is the same on every chip."""
 
     again: tuple[Array, ...]
@@ -353,7 +353,8 @@ class _Passes(NamedTuple):
     """Seconds the host needs to launch the backward pass, by variant."""
 
     @classmethod
-    def of(cls, layer: Layer, variants: tuple[str, ...], software: Software | None) -> _Passes:
+    def of(cls, layer: Layer, variants: tuple[str, ...], software: Software | None) -> LayerPasses:
+        """Find the operators and the host's seconds of a layer by recompute variant."""
         key = id(layer), variants, id(software)
         known = _PASSES.get(key)
         if known is None:  # the entry refers to the layer, so that its id is not reused
@@ -367,8 +368,8 @@ class _Passes(NamedTuple):
         return known[2]
 
 
-_PASSES: LruCache[tuple[object, ...], tuple[Layer, Software | None, _Passes]] = LruCache(4096)
-"""Latest `_Passes` by identity of the layer; every batch of chips looks them up again."""
+_PASSES: LruCache[tuple[object, ...], tuple[Layer, Software | None, LayerPasses]] = LruCache(4096)
+"""Latest `LayerPasses` by identity of the layer; every batch of chips looks them up again."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -462,6 +462,10 @@ class PlanSpace {
   void best_of_memory_limits(std::int32_t strategy, const KindTimes& times, const KindTimes& least,
                              std::span<const double> below_s, std::span<PlacedPlan> plans) const;
 
+  // Whether a plan comes before another one: the faster, ties to the least memory, then to the
+  // fewest devices, then to the smaller widths, then to the layout listed first.
+  bool before(const PlacedPlan& a, const PlacedPlan& b) const;
+
   // The fastest `top` plans over several strategies on one chip, distinct apart from rank order;
   // fastest first. None takes more than `below_s`.
   std::vector<PlacedPlan> top_plans(std::span<const KindTimes> times, std::size_t memory_limit,

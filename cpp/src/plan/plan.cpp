@@ -174,6 +174,10 @@ void PlanSpace::best_of_memory_limits(std::int32_t strategy, const KindTimes& ti
   }
 }
 
+bool PlanSpace::before(const PlacedPlan& a, const PlacedPlan& b) const {
+  return comes_before(*impl_, a, b);
+}
+
 std::vector<PlacedPlan> PlanSpace::top_plans(std::span<const KindTimes> times,
                                              std::size_t memory_limit, std::size_t top, int threads,
                                              SettledLayouts* settled, const AskedToStop& stop,

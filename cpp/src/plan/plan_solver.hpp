@@ -584,6 +584,7 @@ class PlanSolver {
 PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
                             const KindTimes& times, const KindTimes& least,
                             std::size_t memory_limit, double below_s, PlanSolver* solver);
+bool comes_before(const PlanSpaceImpl& space, const PlacedPlan& a, const PlacedPlan& b);
 std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const KindTimes> times,
                                   std::size_t memory_limit, std::size_t top, int threads,
                                   SettledLayouts* settled, const AskedToStop& stop, double below_s);
