@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from itertools import product
 from typing import Any
@@ -31,7 +32,7 @@ from phaze_fast.explore.problem import SearchProblem
 from phaze_fast.explore.result import Budget, Outcome, Progress, Winner
 from phaze_fast.planning import Plan
 from phaze_fast.planning.times import KindTimes, free_times
-from phaze_fast.runs.executors import Workers, run_together
+from phaze_fast.runs.executors import Workers
 from phaze_fast.tables import Array, non_dominated
 
 _WAVE, _LARGE_WAVE, _WAVE_OF_A_MODEL = 2**14, 2**15, 2**12
@@ -111,6 +112,24 @@ def _not_first_of_group(candidates: Array, waiting: Array) -> Array:
     later: Array = waiting.copy()
     later[at[np.unique(owners, return_index=True)[1]]] = False
     return later
+
+
+def run_together(tasks: Sequence[Callable[..., None]], threads: int) -> None:
+    """Run independent tasks; each is called with the number of threads that it may use.
+
+    Examples
+    --------
+    >>> run_together([lambda threads: print(threads)], threads=4)
+    4
+    """
+    if len(tasks) < 2 or threads < 2:
+        for task in tasks:
+            task(threads=threads)
+        return
+    inside = max(1, threads // len(tasks))
+    with ThreadPoolExecutor(min(threads, len(tasks))) as pool:
+        for _ in pool.map(lambda task: task(threads=inside), tasks):
+            pass
 
 
 # ---- the search ----

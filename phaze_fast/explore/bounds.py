@@ -7,6 +7,7 @@ The last three are steps of ``_core.LayersOnChips``, which this module builds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
@@ -26,6 +27,7 @@ from phaze_fast.planning.times import (
     KindTimes,
     LayerPasses,
     expert_wait_s,
+    layer_places,
     operator_costs,
     optimizer_bytes_per_s,
     optimizer_products_s,
@@ -144,20 +146,20 @@ class PricedChips:
     @classmethod
     def of(
         cls,
-        sizes: StrategySizes,
+        strategies: Sequence[StrategySizes],
         records: Array,
         *,
         like: Accelerator,
         cluster: Cluster,
         optimizer: Optimizer,
         threads: int = 1,
-    ) -> PricedChips:
-        """Price the operators.
+    ) -> list[PricedChips]:
+        """Price the operators of strategies, which have one number format and software profile.
 
         Parameters
         ----------
-        sizes
-            The layers.
+        strategies
+            The layers of each.
         records
             The chips.
         like
@@ -169,19 +171,30 @@ class PricedChips:
         threads
             At most this many; the answer does not depend on it.
         """
-        check_precision(sizes.precision, like)
-        costs = operator_costs([sizes], records, cluster, threads, like)
+        check_precision(strategies[0].precision, like)
         rate = np.ascontiguousarray(optimizer_bytes_per_s(records, like, optimizer))
-        products = np.zeros((2, costs.chips, len(sizes.graph.layers)))
-        if optimizer.newton_schulz_steps is not None:
-            products = np.stack(
-                optimizer_products_s(
-                    step_matrices(sizes), records, sizes.software, optimizer, threads, like
-                )
-            )
-        graphs, priced = _layer_graphs(sizes), _LayerCosts.of(costs, rate, *products)
-        layers = _core.LayersOnChips(graphs, priced)
-        return cls(costs, rate, layers, np.arange(costs.chips))
+        alike: dict[tuple[float, bool], list[int]] = {}
+        for number, own in enumerate(strategies):
+            overlap = own.strategy.expert_overlap, own.strategy.overlap_experts
+            alike.setdefault(overlap, []).append(number)
+        found: dict[int, PricedChips] = {}
+        for numbers in alike.values():
+            some = tuple(strategies[number] for number in numbers)
+            costs, places = operator_costs(some, records, cluster, threads, like), layer_places(some)
+            for number, own in zip(numbers, some, strict=True):
+                first = [places[id(layer)] for layer in own.graph.layers]
+                mine = costs.only([at + later for at in first for later in (0, 1)])
+                products = np.zeros((2, costs.chips, len(first)))
+                if optimizer.newton_schulz_steps is not None:
+                    products = np.stack(
+                        optimizer_products_s(
+                            step_matrices(own), records, own.software, optimizer, threads, like
+                        )
+                    )
+                priced = _LayerCosts.of(mine, rate, *products)
+                layers = _core.LayersOnChips(_layer_graphs(own), priced)
+                found[number] = cls(mine, rate, layers, np.arange(costs.chips))
+        return [found[number] for number in range(len(strategies))]
 
     def __len__(self) -> int:
         return len(self.rows)

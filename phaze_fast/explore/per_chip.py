@@ -26,19 +26,24 @@ from phaze_fast.tables import Array, Table
 from phaze_fast.threads import thread_count
 
 _AT_ONCE, _CHIPS_OF_A_TASK = 1024, 128
-"""Chip groups whose operators are priced at once, here and in another process."""
+"""Most chip groups whose operators are priced at once, here and in another process."""
+_PRICES_AT_ONCE = 2**23
+"""Most prices of operators of all strategies at once, to limit memory."""
 
 
 def _tasks_of(problem: SearchProblem, groups: ChipGroups, size: int) -> Iterator[tuple[int, Array]]:
-    """Divide chip groups that have strategies by their variant, and into pieces of `size`."""
+    """Divide chip groups that have strategies by their variant, and into pieces of at most `size`."""
     for variant, evaluator in enumerate(problem.evaluators):
         if not len(evaluator):
             continue
         mine = np.arange(len(groups))
         if problem.variants:
             mine = np.flatnonzero(groups.variant == variant)
-        for k in range(0, len(mine), size):
-            yield variant, mine[k : k + size]
+        layers = [layer for own in evaluator.sizes for layer in own.graph.layers]
+        operators = sum(len(layer.forward) + len(layer.backward) for layer in layers)
+        count = min(size, 1 + _PRICES_AT_ONCE // operators)
+        for k in range(0, len(mine), count):
+            yield variant, mine[k : k + count]
 
 
 def _best_plans(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,6 @@ from phaze_fast.models import Model
 from phaze_fast.opgraph import OFFLOAD
 from phaze_fast.planning import Placed, PlanEvaluator, Training
 from phaze_fast.planning.times import MAX_NODES, KindTimes
-from phaze_fast.runs.executors import run_together
 from phaze_fast.software import BF16, chip_as_run
 from phaze_fast.tables import Array
 
@@ -179,13 +178,19 @@ class SearchProblem:
         """Price the operators of strategy `s` on chips, unless that is done already."""
         if isinstance(chips, PricedChips):
             return chips
-        evaluator, k = self.of(s)
-        variant = self._each_variant[self.strategies[s][0]]
+        variant, k = self.strategies[s]
+        return self._price(variant, [k], chips, threads)[0]
+
+    def _price(
+        self, variant: int, numbers: Sequence[int], records: Array, threads: int
+    ) -> list[PricedChips]:
+        """Price the operators of strategies of a variant on chips of that variant."""
+        own, evaluator = self._each_variant[variant], self.evaluators[variant]
         return PricedChips.of(
-            evaluator.sizes[k],
-            chips,
-            like=variant.like(self.like),
-            cluster=variant.cluster(self.cluster),
+            [evaluator.sizes[k] for k in numbers],
+            records,
+            like=own.like(self.like),
+            cluster=own.cluster(self.cluster),
             optimizer=optimizer(self.training.optimizer_name),
             threads=threads,
         )
@@ -271,15 +276,10 @@ class SearchProblem:
         threads
             At most this many; the answer does not depend on it.
         """
-        mine = [s for s, (v, _) in enumerate(self.strategies) if v == variant]
-        priced: list[PricedChips | None] = [None] * len(mine)
-
-        def price(k: int, threads: int) -> None:
-            priced[k] = self.price(mine[k], records, threads)
-
-        run_together([partial(price, k) for k in range(len(mine))], threads)
-        placed, borders, times, joules = self.evaluators[variant].space.best_on_chips(
-            [own.layers for own in priced if own is not None],
+        evaluator = self.evaluators[variant]
+        priced = self._price(variant, range(len(evaluator)), records, threads)
+        placed, borders, times, joules = evaluator.space.best_on_chips(
+            [own.layers for own in priced],
             capacity,
             np.ascontiguousarray(below_s).ravel(),
             self._whole_passes,

@@ -407,21 +407,3 @@ def run_chunks(
     finally:
         for future in flying:
             future.cancel()
-
-
-def run_together(tasks: Sequence[Callable[..., None]], threads: int) -> None:
-    """Run independent tasks; each is called with the number of threads that it may use.
-
-    Examples
-    --------
-    >>> run_together([lambda threads: print(threads)], threads=4)
-    4
-    """
-    if len(tasks) < 2 or threads < 2:
-        for task in tasks:
-            task(threads=threads)
-        return
-    inside = max(1, threads // len(tasks))
-    with ThreadPoolExecutor(min(threads, len(tasks))) as pool:
-        for _ in pool.map(lambda task: task(threads=inside), tasks):
-            pass
