@@ -191,7 +191,7 @@ def path_bounds(
     tuning_of: _Array,
     tunings: _Array,
     precision: tuple[float, ...],
-    graphs: tuple[_Array, _Array, _Array, _Array, _Array, _Array],
+    graphs: tuple[_Array, _Array, _Array, _Array, _Array, _Array, _Array],
     threads: int,
 ) -> _Array: ...
 def energy_bounds(

@@ -109,7 +109,7 @@ py::array_t<double> path_bounds(const py::object& ops, const py::object& chips,
                                 int threads) {
   const auto listed = view<OperatorRecord>(ops, "ops");
   const ChipBatch batch = batch_of(chips, tuning_of, tunings, precision);
-  if (graphs.size() != 6) throw InvalidInput("graphs: expected six arrays");
+  if (graphs.size() != 7) throw InvalidInput("graphs: expected seven arrays");
   PathBatch paths{};
   paths.node_ptr = view<std::int64_t>(graphs[0], "node_ptr");
   paths.op = view<std::int32_t>(graphs[1], "op");
@@ -117,11 +117,18 @@ py::array_t<double> path_bounds(const py::object& ops, const py::object& chips,
   paths.extra_s = view<double>(graphs[2], "extra_s", nodes);
   paths.before_ptr = view<std::int64_t>(graphs[3], "before_ptr", nodes + 1);
   paths.before = view<std::int32_t>(graphs[4], "before");
-  paths.count =
-      view<double>(graphs[5], "count", static_cast<py::ssize_t>(paths.node_ptr.size()) - 1);
+  const auto count = static_cast<py::ssize_t>(paths.node_ptr.size()) - 1;
+  paths.count = view<double>(graphs[5], "count", count);
+  paths.sum_of = view<std::int32_t>(graphs[6], "sum_of", count);
   check_graphs(paths, listed.size());
+  std::int32_t sums = 0;
+  for (const std::int32_t own : paths.sum_of) {
+    if (own < 0 || own > sums) throw InvalidInput("sum_of: expected 0, 1, ... as they first occur");
+    sums = std::max(sums, own + 1);
+  }
   const int workers = checked_threads(threads);
-  return computed<double>(batch.chips.size(), [&](std::span<double> filled) {
+  const std::size_t cells = batch.chips.size() * static_cast<std::size_t>(sums);
+  return computed<double>(cells, [&](std::span<double> filled) {
     path_bound_batch(listed, batch, paths, filled, workers);
   });
 }

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain, repeat
+from types import MappingProxyType
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -24,7 +25,7 @@ from phaze_fast.errors import InvalidInputError, InvalidTypeError, not_accepted
 from phaze_fast.hardware import Accelerator, AnyFabric, Cluster, EnergyTable, Tuning, presets
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.opgraph import BESIDE_RING, FORMATS, GROUPS, KINDS, RING, LayerGraph, OpGraph
-from phaze_fast.tables import Array, Brief
+from phaze_fast.tables import Array, Brief, distinct_rows, words_of
 from phaze_fast.threads import thread_count
 
 EXCHANGE_CORES = 20 / 132
@@ -356,10 +357,6 @@ def _flat(graphs: OpGraph | LayerGraph | Sequence[OpGraph | LayerGraph]) -> tupl
     return tuple(flat)
 
 
-_ODD = np.uint64(0x9E3779B97F4A7C15)
-"""Factor of hashes."""
-
-
 def distinct_operators(ops: Array) -> tuple[Array, Array]:
     """Return the operators that differ in cost, and the index of each operator among them."""
     if not len(ops):
@@ -370,20 +367,12 @@ def distinct_operators(ops: Array) -> tuple[Array, Array]:
         np.ascontiguousarray(one).view(np.uint64) if one.dtype == np.float64 else one.astype("u8")
         for one in columns
     ]
-    hashes: Array = np.zeros(len(ops), dtype=np.uint64)
-    for word in words:
-        hashes = (hashes ^ word) * _ODD
-        hashes ^= hashes >> 32
-    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
-    if not all((word[first][inverse] == word).all() for word in words):  # two have one hash
-        _, first, inverse = np.unique(
-            np.stack(words, axis=1), axis=0, return_index=True, return_inverse=True
-        )
+    first, inverse = distinct_rows(words)
     chosen: Array = np.zeros(len(first), dtype=ops.dtype)
     for name in _SEEN:
         chosen[name] = ops[name][first]
     chosen["collective"] = -1
-    return chosen, inverse.reshape(-1)
+    return chosen, inverse
 
 
 def _distinct_chips(batch: Machines, unseen: tuple[str, ...]) -> tuple[Machines, Array]:
@@ -391,19 +380,11 @@ def _distinct_chips(batch: Machines, unseen: tuple[str, ...]) -> tuple[Machines,
     records = batch.records.copy()
     for name in unseen:
         records[name] = 1
-    tables = batch.energy.dtype.itemsize
-    key: Array = np.zeros(
-        len(records), dtype=[("c", "V", records.dtype.itemsize), ("e", "V", tables), ("t", "i4")]
-    )
-    key["c"] = records.view(np.dtype((np.void, records.dtype.itemsize)))
-    key["e"] = batch.energy.view(np.dtype((np.void, tables)))
-    key["t"] = batch.tuning_of
-    _, first, inverse = np.unique(
-        key.view(np.dtype((np.void, key.dtype.itemsize))), return_index=True, return_inverse=True
-    )
+    words = [*words_of(records), *words_of(batch.energy), batch.tuning_of.astype(np.uint64)]
+    first, inverse = distinct_rows(words)
     # Static energy is added when costs are expanded to one row per chip.
     alike = replace(batch, records=records, idle_w={"": np.zeros(len(records))})
-    return alike.take(first), inverse.reshape(-1)
+    return alike.take(first), inverse
 
 
 def _bounded(ops: Array, batch: Machines, threads: int) -> tuple[Array, ...]:
@@ -803,25 +784,37 @@ class _IdealWork(NamedTuple):
     @classmethod
     def of(
         cls,
-        graph: LayerGraph,
+        graphs: Sequence[tuple[LayerGraph, Sequence[LayerGraph] | None]],
         records: Array,
         like: Accelerator,
-        forms: Sequence[LayerGraph] | None = None,
     ) -> _IdealWork:
-        """Take the operators of a graph, with the least HBM bytes of any of its forms of fusion.
+        """Take the operators of graphs, each with the least HBM bytes of any of its fused forms.
 
         Without forms, each operator keeps its largest share on chip over all sizes of the buffer.
         """
-        parts = _flat([graph])
+        every: list[OpGraph] = []
         batch = machines(records, like=like).sparse  # at least as fast in every operator
-        ops = np.concatenate([part.ops for part in parts])
-        if batch.stacked is not None or any(part.resident for part in parts):
-            if forms is None:
-                ops["kept_share"] = _Kept.of(parts, batch).most("hbm")
-            else:
-                ops["kept_share"] = _most_spared([parts, *(_flat([x]) for x in forms)], batch)
-        shapes, which = distinct_operators(ops)
-        return cls(list(parts), batch, in_format(shapes, batch.precision), which)
+        listed = []
+        for graph, forms in graphs:
+            parts = _flat([graph])
+            ops = np.concatenate([part.ops for part in parts])
+            if batch.stacked is not None or any(part.resident for part in parts):
+                if forms is None:
+                    ops["kept_share"] = _Kept.of(parts, batch).most("hbm")
+                else:
+                    ops["kept_share"] = _most_spared([parts, *(_flat([x]) for x in forms)], batch)
+            every += parts
+            listed.append(ops)
+        shapes, which = distinct_operators(np.concatenate(listed))
+        return cls(every, batch, in_format(shapes, batch.precision), which)
+
+
+class LayersToBound(NamedTuple):
+    """Layers under a strategy, for `roofline_works_s`; fields as of `roofline_work_s`."""
+
+    graph: LayerGraph
+    hidden: Mapping[str, float] = MappingProxyType({})
+    forms: Sequence[LayerGraph] = ()
 
 
 def roofline_work_s(
@@ -865,21 +858,52 @@ def roofline_work_s(
     >>> roofline_work_s(graph, space.chips, pod, space.spec.base).shape == (len(space),)
     True
     """
-    flat, batch, sized, which = _IdealWork.of(graph, records, like, forms)
-    groups = rank_groups(graph)
-    shares = np.array([1.0 - (hidden or {}).get(name, 0.0) for name in GROUPS])
-    network_s = collectives_s([(part, groups) for part in flat], cluster)
-    network_s *= shares[_column(flat, "group")]
+    works = [LayersToBound(graph, hidden or {}, forms)]
+    bounds_s: Array = roofline_works_s(works, records, cluster, like, threads)[0]
+    return bounds_s
+
+
+def roofline_works_s(
+    works: Sequence[LayersToBound],
+    records: Array,
+    cluster: Cluster,
+    like: Accelerator,
+    threads: int | None = None,
+) -> Array:
+    """Return `roofline_work_s` of several layer graphs, shape (graphs, chips).
+
+    Operators of equal shape are bounded once.
+
+    Examples
+    --------
+    >>> from phaze_fast import ArchitectureSpace, layer_graph, models
+    >>> space = ArchitectureSpace.tpuv4_area()
+    >>> pod = Cluster(devices=8, fabric="tpuv4-pod")
+    >>> works = [LayersToBound(layer_graph(models.load(name))) for name in ("bertlarge", "opt")]
+    >>> roofline_works_s(works, space.chips, pod, space.spec.base).shape == (2, len(space))
+    True
+    """
+    listed = [(own.graph, own.forms) for own in works]
+    flat, batch, sized, which = _IdealWork.of(listed, records, like)
+    network = []
+    for own in works:
+        parts, groups = _flat([own.graph]), rank_groups(own.graph)
+        shares = np.array([1.0 - own.hidden.get(name, 0.0) for name in GROUPS])
+        seconds = collectives_s([(part, groups) for part in parts], cluster)
+        network.append(seconds * shares[_column(parts, "group")])
+    layers = [layer for own in works for layer in own.graph.layers]
+    passes = [2 * len(own.graph.layers) for own in works]
     paths = (
         np.array([0, *accumulate(len(part) for part in flat)], dtype=np.int64),
         which.astype(np.int32),
-        network_s,
+        np.concatenate(network),
         *_before(flat),
-        np.repeat(np.array([float(layer.count) for layer in graph.layers]), 2),
+        np.repeat(np.array([float(layer.count) for layer in layers]), 2),
+        np.repeat(np.arange(len(works), dtype=np.int32), passes),
     )
     chips = batch.ideal.arguments
     bounds_s: Array = _core.path_bounds(sized, *chips, paths, thread_count(threads))
-    return bounds_s
+    return bounds_s.reshape(len(works), len(batch))
 
 
 def roofline_work_j(
@@ -912,7 +936,7 @@ def roofline_work_j(
     >>> bool((joules > 0).all()), static_w.shape == (len(space),)
     (True, True)
     """
-    parts, batch, ops, which = _IdealWork.of(graph, records, like)
+    parts, batch, ops, which = _IdealWork.of([(graph, None)], records, like)
     if any(part.ops["format"].any() for part in parts):
         return np.zeros(len(batch)), batch.static_w
     counts = np.repeat([float(layer.count) for layer in graph.layers], 2)

@@ -180,7 +180,10 @@ class PricedChips:
         found: dict[int, PricedChips] = {}
         for numbers in alike.values():
             some = tuple(strategies[number] for number in numbers)
-            costs, places = operator_costs(some, records, cluster, threads, like), layer_places(some)
+            costs, places = (
+                operator_costs(some, records, cluster, threads, like),
+                layer_places(some),
+            )
             for number, own in zip(numbers, some, strict=True):
                 first = [places[id(layer)] for layer in own.graph.layers]
                 mine = costs.only([at + later for at in first for later in (0, 1)])

@@ -32,7 +32,7 @@ _PRICES_AT_ONCE = 2**23
 
 
 def _tasks_of(problem: SearchProblem, groups: ChipGroups, size: int) -> Iterator[tuple[int, Array]]:
-    """Divide chip groups that have strategies by their variant, and into pieces of at most `size`."""
+    """Divide chip groups with strategies by their variant, and into pieces of `size` or less."""
     for variant, evaluator in enumerate(problem.evaluators):
         if not len(evaluator):
             continue

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from phaze_fast.cost.engine import roofline_work_j, roofline_work_s
+from phaze_fast.cost.engine import LayersToBound, roofline_work_j, roofline_works_s
 from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.explore.bounds import PricedChips
@@ -21,8 +21,9 @@ from phaze_fast.explore.chip_groups import ChipGroups, Variant, scaled_cluster, 
 from phaze_fast.hardware import Accelerator, Cluster
 from phaze_fast.memory import optimizer
 from phaze_fast.models import Model
-from phaze_fast.opgraph import OFFLOAD
+from phaze_fast.opgraph import OFFLOAD, Strategy
 from phaze_fast.planning import Placed, PlanEvaluator, Training
+from phaze_fast.planning.sizes import StrategySizes
 from phaze_fast.planning.times import MAX_NODES, KindTimes
 from phaze_fast.software import BF16, chip_as_run
 from phaze_fast.tables import Array
@@ -149,30 +150,36 @@ class SearchProblem:
     # ---- evaluations on many chips, here or in another process ----
 
     def work_s(self, s: int, records: Array, threads: int = 1) -> Array:
-        """Bound the work of a micro-batch of strategy `s` on chips by rooflines.
+        """Bound the work of a micro-batch of strategy `s` on chips by rooflines."""
+        bounds_s: Array = self.works_s([s], records, threads)[0]
+        return bounds_s
+
+    def works_s(self, strategies: Sequence[int], records: Array, threads: int = 1) -> Array:
+        """Bound the work of a micro-batch of strategies of one variant, shape (strategies, chips).
 
         Strategies that differ in the form of fusion alone share one bound.
         """
-        evaluator, k = self.of(s)
-        variant, strategy = self._each_variant[self.strategies[s][0]], evaluator.sizes[k].strategy
-        first, *others = (own for own in evaluator.sizes if own.strategy == strategy)
-        cluster = variant.cluster(self.cluster)
-        like = chip_as_run(variant.like(self.like), first.software)
-        hidden, forms = first.most_hidden, [own.graph for own in others]
-        return roofline_work_s(first.graph, records, cluster, like, threads, hidden, forms)
-
-    def same_work(self, s: int, other: int) -> bool:
-        """Whether two strategies share one bound in `work_s`: they differ in fusion alone."""
-        own, with_it = self.of(s), self.of(other)
-        same = own[0].sizes[own[1]].strategy == with_it[0].sizes[with_it[1]].strategy
-        return own[0] is with_it[0] and same
+        evaluator, own = self.of(strategies[0])[0], self.strategies[strategies[0]][0]
+        variant = self._each_variant[own]
+        forms: dict[Strategy, list[StrategySizes]] = {}
+        for sizes in evaluator.sizes:
+            forms.setdefault(sizes.strategy, []).append(sizes)
+        wanted = [evaluator.sizes[self.strategies[s][1]].strategy for s in strategies]
+        distinct = list(dict.fromkeys(wanted))
+        works = []
+        for strategy in distinct:
+            first, *others = forms[strategy]
+            works.append(LayersToBound(first.graph, first.most_hidden, [x.graph for x in others]))
+        like = chip_as_run(variant.like(self.like), evaluator.sizes[0].software)
+        bounds_s = roofline_works_s(works, records, variant.cluster(self.cluster), like, threads)
+        return bounds_s[[distinct.index(strategy) for strategy in wanted]]
 
     def work_j(self, s: int, records: Array, threads: int = 1) -> Array:
-        """Bound the joules of a micro-batch by rooflines, with static watts; shape (chips, 2)."""
+        """Bound the joules of a micro-batch by rooflines, with static watts; shape (2, chips)."""
         evaluator, k = self.of(s)
         variant, sizes = self._each_variant[self.strategies[s][0]], evaluator.sizes[k]
         like = chip_as_run(variant.like(self.like), sizes.software)
-        return np.stack(roofline_work_j(sizes.graph, records, like, threads), axis=1)
+        return np.stack(roofline_work_j(sizes.graph, records, like, threads))
 
     def price(self, s: int, chips: Chips, threads: int = 1) -> PricedChips:
         """Price the operators of strategy `s` on chips, unless that is done already."""

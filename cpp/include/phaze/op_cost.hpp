@@ -163,12 +163,13 @@ struct PathBatch {
   std::span<const double> extra_s;   // per node: seconds on any chip in addition to its bound
   std::span<const std::int64_t> before_ptr;
   std::span<const std::int32_t> before;
-  std::span<const double> count;  // per graph: number of executions
+  std::span<const double> count;         // per graph: number of executions
+  std::span<const std::int32_t> sum_of;  // per graph: which sum it belongs to
 };
 
-// out[c]: sum over graphs of count times the longest path, each operator at its lower bound; NaN
-// for a bad chip or operator. The caller checks that sizes and positions agree. Chips with the same
-// rates are bounded once.
+// out[n * chips + c]: sum n over its graphs of count times the longest path, each operator at its
+// lower bound; NaN for a bad chip or operator. The caller checks that sizes and positions agree.
+// Chips with the same rates are bounded once.
 void path_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch,
                       const PathBatch& paths, std::span<double> out, int threads);
 
