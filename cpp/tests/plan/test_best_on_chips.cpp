@@ -110,7 +110,9 @@ void draw_layers(Layers& l, std::mt19937& random, std::size_t variants, bool own
     l.host_s.push_back(real(0.0, 0.3));
     l.wait_s.push_back(draw(0, 1) * 0.01);
   }
-  for (std::size_t k = 0; k < variants * kKinds; ++k) l.host_again_s.push_back(real(0.0, 0.4));
+  for (std::size_t k = 0; k < variants * kKinds; ++k) {
+    l.host_again_s.push_back(l.host_s[kKinds + k % kKinds] + real(0.0, 0.1));
+  }
   for (std::size_t c = 0; c < kChips; ++c) {
     for (const int cores : {draw(1, 4), draw(1, 4), 1}) l.cores.push_back(cores);
     l.rate.push_back(real(1e8, 1e9));
@@ -234,8 +236,12 @@ bool no_longer(TimesRow least, TimesRow times) {
 struct TwoStrategies : Case {
   std::vector<double> memory_limits;
 
-  explicit TwoStrategies(std::mt19937& random) {
+  // `whole`: no schedule splits backward passes, as `planned` asks.
+  TwoStrategies(std::mt19937& random, bool whole) {
     build(*this, random, 8, 5);
+    for (LayoutRecord& l : layouts) {
+      if (whole && l.schedule == 3) l.schedule = 0;
+    }
     strategies.push_back(strategies[0]);
     const std::vector<LayerKindRecord> kinds = sizes;
     sizes.insert(sizes.end(), kinds.begin(), kinds.end());
@@ -254,7 +260,8 @@ struct TwoStrategies : Case {
 
 int one_case(unsigned seed) {
   std::mt19937 random(seed);
-  const TwoStrategies c(random);
+  const bool planned = seed % 3 == 0;
+  const TwoStrategies c(random, planned);
   Layers layers[2];
   std::vector<const LayersOnChips*> cores;
   for (Layers& own : layers) {
@@ -273,7 +280,7 @@ int one_case(unsigned seed) {
   std::vector<PlacedPlan> plans[2];
   std::vector<double> joules[2];
   for (int many = 0; many < 2; ++many) {
-    const ChipSearch asked{limits, below_s, seed % 3 == 0, kSearch, 1 + 3 * many};
+    const ChipSearch asked{limits, below_s, planned, kSearch, 1 + 3 * many};
     plans[many].resize(2 * kChips);
     joules[many].resize(2 * kChips);
     std::vector<TimesRow> rows(2 * kChips, TimesRow(0, 0));
@@ -300,7 +307,7 @@ int one_case(unsigned seed) {
           const double limit_s = plan.time_s * share;
           double least_s = 0.0;
           const StepQuery query{&c.space, strategy, limit};
-          CHECK(own.rule_out(chip, query, limit_s, seed % 3 == 0, kSearch, &least, &least_s) ==
+          CHECK(own.rule_out(chip, query, limit_s, planned, kSearch, &least, &least_s) ==
                 Status::kOk);
           CHECK(least_s <= plan.time_s * (1.0 + 1e-9) && no_longer(least, expected));
           ruled_out += plan.time_s < kInfinite && least_s > limit_s;
@@ -324,7 +331,7 @@ int one_case(unsigned seed) {
 
 void refuses_other_sizes() {
   std::mt19937 random(1);
-  const TwoStrategies c(random);
+  const TwoStrategies c(random, true);
   Layers layers;
   draw_layers(layers, random, 2, false);
   CHECK(layers.core.build(layers.graphs(), layers.costs()) == Status::kOk);
