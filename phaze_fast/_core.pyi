@@ -215,6 +215,7 @@ def op_costs(
     static_w: _Array,
     threads: int,
 ) -> _Array: ...
+def sums_of_sets(values: _Array, in_set: _Array, rows: int) -> _Array: ...
 def array_cycles(
     m: _Array,
     k: _Array,

@@ -126,6 +126,12 @@ class OpGraph(Brief):
         return products
 
     @cached_property
+    def edge_ends(self) -> tuple[Array, Array]:
+        """Where each edge begins and ends."""
+        begins = np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.indptr))
+        return begins, self.indices.astype(np.int32)
+
+    @cached_property
     def of_group(self) -> dict[int, list[int]]:
         """Positions of the operators of each group of `GROUPS` that communicates."""
         positions: dict[int, list[int]] = {}
@@ -142,8 +148,8 @@ class OpGraph(Brief):
 
     def edges(self) -> list[tuple[int, int]]:
         """Edges as pairs."""
-        ends = np.repeat(np.arange(len(self)), np.diff(self.indptr))
-        return list(zip(ends.tolist(), self.indices.tolist(), strict=True))
+        begins, ends = self.edge_ends
+        return list(zip(begins.tolist(), ends.tolist(), strict=True))
 
     def gemms(self) -> list[tuple[int, int, int, int]]:
         """(b, m, k, n) of every matrix product, in order."""
@@ -236,7 +242,8 @@ class MemberGraph(OpGraph):
         """Split the graph of a family into those of its `count` members."""
         every = list(graph.ops) if graph.ops.ndim > 1 else [graph.ops] * count
         shared = {**vars(graph), "_family": graph}
-        shared |= {name: getattr(graph, name) for name in ("casts", "products", "of_group")}
+        same = ("casts", "products", "edge_ends", "of_group")
+        shared |= {name: getattr(graph, name) for name in same}
         del shared["tensors"]
         members = []
         for at, ops in enumerate(every):
