@@ -431,20 +431,21 @@ _NUMBERS = slice(2, 10)
 
 def _records(rows: list[tuple[Any, ...]]) -> Array:
     """Return operators as records; for a family, of shape (members, operators)."""
-    fields = (_core.OPERATOR_DTYPE.names or ())[_NUMBERS]
-    varied = [
-        (at, name, value)
-        for at, row in enumerate(rows)
-        for name, value in zip(fields, row[_NUMBERS], strict=True)
-        if type(value) is Each
-    ]
-    if not varied:
-        return np.array(rows, dtype=_core.OPERATOR_DTYPE)
-    same = [(*row[:2], *(0,) * len(fields), *row[10:]) for row in rows]
-    ops = np.tile(np.array(same, dtype=_core.OPERATOR_DTYPE), (len(varied[0][2]), 1))
-    for at, row in enumerate(rows):
-        for name, value in zip(fields, row[_NUMBERS], strict=True):
-            ops[name][:, at] = value
+    columns = dict(zip(_core.OPERATOR_DTYPE.names or (), zip(*rows, strict=True), strict=False))
+    varied = {
+        name: [at for at, value in enumerate(columns[name]) if type(value) is Each]
+        for name in list(columns)[_NUMBERS]
+    }
+    members = {len(columns[name][at]) for name, some in varied.items() for at in some[:1]}
+    ops: Array = np.zeros((*members, len(rows)), dtype=_core.OPERATOR_DTYPE)
+    for name, values in columns.items():
+        column, some = ops[name], varied.get(name)
+        if not some:
+            column[...] = values
+            continue
+        column[...] = [0 if type(value) is Each else value for value in values]
+        for at in some:
+            column[:, at] = values[at]
     return ops
 
 

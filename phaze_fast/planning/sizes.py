@@ -235,20 +235,18 @@ _STORED: LruCache[tuple[Any, ...], tuple[Layer, Array]] = LruCache(4096)
 """Latest stored bytes by identity of the family of layers, a row for each member."""
 
 
-def _stored_bytes(layer: Layer, variants: tuple[str, ...], resident: bool) -> Array:
-    """Return a layer's stored bytes: of all tensors, by variant; and live bytes by variant."""
-    family, at = layer.family
+def _stored_bytes(family: Layer, variants: tuple[str, ...], resident: bool) -> Array:
+    """Return stored bytes of a family's layers: of all tensors, by variant; and live bytes."""
     key = id(family), variants, resident
     known = _STORED.get(key)
     if known is None:  # the entry refers to the family, so that its id is not reused
-        modes = ("none",) * len(variants) if layer.kind in BOUNDARY_KINDS else variants
+        modes = ("none",) * len(variants) if family.kind in BOUNDARY_KINDS else variants
         stored = [family.forward.stashed_bytes(), *map(family.forward.stashed_bytes, modes)]
         live = [family.live_bytes(mode, resident) for mode in modes]
         columns = np.broadcast_arrays(*stored, *live, np.zeros(1))[:-1]
         rows = np.stack(columns, axis=1).astype(np.float64)
         known = _STORED.put(key, (family, rows))
-    bytes_: Array = known[1][min(at, len(known[1]) - 1)]  # one row where members do not differ
-    return bytes_
+    return known[1]
 
 
 def _kind_records(sizes: Sequence[StrategySizes]) -> Array:
@@ -282,16 +280,27 @@ def _add_stored_bytes(
 ) -> None:
     """Write the bytes that the `k`-th kind of layer stores, and that are live in its passes."""
     resident, kind = sizes[0].software.resident_gradients, sizes[0].graph.layers[k].kind
+    alike: dict[tuple[int, tuple[str, ...]], tuple[Layer, list[int], list[int]]] = {}
     for s, own in enumerate(sizes):
-        bytes_ = _stored_bytes(own.stored.layers[k], own.variants, resident)
-        many = len(own.variants)
+        family, place = own.stored.layers[k].family
+        _, rows, places = alike.setdefault((id(family), own.variants), (family, [], []))
+        rows.append(s)
+        places.append(place)
+    for (_, variants), (family, rows, places) in alike.items():
+        table, many = _stored_bytes(family, variants, resident), len(variants)
+        # One row where members do not differ.
+        bytes_ = table[np.minimum(places, len(table) - 1)]
         if kind == "head":
-            peak = own.graph.layers[k].peak(resident).bytes if by_layer else bytes_[0]
-            records["once_bytes"][s] = peak
+            peaks = (
+                [layer.peak(resident).bytes for layer in (sizes[s].graph.layers[k] for s in rows)]
+                if by_layer
+                else bytes_[:, 0]
+            )
+            records["once_bytes"][rows] = peaks
             continue
-        records["stash_bytes"][s, :many] = bytes_[1 : many + 1]
+        records["stash_bytes"][rows, :many] = bytes_[:, 1 : many + 1]
         if kind not in BOUNDARY_KINDS or by_layer:
-            records["live_bytes"][s, :many] = bytes_[many + 1 :]
+            records["live_bytes"][rows, :many] = bytes_[:, many + 1 :]
 
 
 _OF_LAYER = (

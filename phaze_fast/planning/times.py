@@ -357,6 +357,7 @@ class _Passes(NamedTuple):
 
     @classmethod
     def of(cls, layer: Layer, variants: tuple[str, ...], software: Software | None) -> _Passes:
+        layer = layer.family[0]  # members differ in sizes alone
         key = id(layer), variants, id(software)
         known = _PASSES.get(key)
         if known is None:  # the entry refers to the layer, so that its id is not reused
@@ -373,7 +374,7 @@ class _Passes(NamedTuple):
 
 
 _PASSES: LruCache[tuple[object, ...], tuple[Layer, Software | None, _Passes]] = LruCache(4096)
-"""Latest `_Passes` by identity of the layer; every batch of chips looks them up again."""
+"""Latest `_Passes` by identity of the family of layers."""
 
 
 @dataclass(frozen=True, eq=False)
