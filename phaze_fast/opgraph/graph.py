@@ -118,6 +118,11 @@ class OpGraph(Brief):
         """The graph with the sizes of all members of its family, see `opgraph.family`."""
         return self
 
+    @property
+    def place(self) -> int:
+        """The number of the graph among the members of its family."""
+        return 0
+
     @cached_property
     def products(self) -> Array:
         """Whether each operator is a product, a convolution or attention."""
@@ -132,14 +137,17 @@ class OpGraph(Brief):
         return begins, self.indices.astype(np.int32)
 
     @cached_property
-    def of_group(self) -> dict[int, list[int]]:
-        """Positions of the operators of each group of `GROUPS` that communicates."""
-        positions: dict[int, list[int]] = {}
-        groups = self.ops["group"] if self.ops.ndim == 1 else self.ops["group"][0]
-        for at, group in enumerate(groups.tolist()):
-            if group:
-                positions.setdefault(group, []).append(at)
-        return positions
+    def _largest_payloads(self) -> dict[int, list[float]]:
+        """Most bytes of a collective of each group of `GROUPS`, for each member of a family."""
+        ops = np.atleast_2d(self.ops)
+        groups, payloads = ops["group"][0], ops["payload_bytes"]
+        found = np.unique(groups).tolist()
+        return {group: payloads[:, groups == group].max(axis=1).tolist() for group in found}
+
+    def largest_payload(self, group: str) -> float:
+        """Most bytes of a collective of a group of `GROUPS`; 0 if there is none."""
+        by_member = self.family._largest_payloads.get(_CODE_OF_GROUP[group], [0.0])
+        return by_member[self.place if len(by_member) > 1 else 0]
 
     @property
     def flops(self) -> float:
@@ -242,7 +250,7 @@ class MemberGraph(OpGraph):
         """Split the graph of a family into those of its `count` members."""
         every = list(graph.ops) if graph.ops.ndim > 1 else [graph.ops] * count
         shared = {**vars(graph), "_family": graph}
-        same = ("casts", "products", "edge_ends", "of_group")
+        same = ("casts", "products", "edge_ends")
         shared |= {name: getattr(graph, name) for name in same}
         del shared["tensors"]
         members = []
@@ -256,6 +264,11 @@ class MemberGraph(OpGraph):
     def family(self) -> OpGraph:
         """The graph with the sizes of all members."""
         return self._family
+
+    @property
+    def place(self) -> int:
+        """The number of the graph among the members of its family."""
+        return self._place
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -195,20 +195,25 @@ def _distinct_variants(graph: LayerGraph, recompute: tuple[str, ...]) -> _Varian
     return _VARIANTS.put(key, (blocks, (variants, variant_of)))[1]
 
 
-def _sent_bytes(graphs: Sequence[OpGraph], sizes: Sequence[StrategySizes]) -> Array:
-    """Sum the bytes that one device sends in the collectives of layers by ring algorithms."""
-    sent = np.zeros(len(sizes))
-    alike: dict[int, list[int]] = {}
+def _sent_bytes(graphs: Sequence[OpGraph], ranks: Mapping[str, Array]) -> Array:
+    """Sum the bytes that one device sends in the collectives of layers by ring algorithms.
+
+    `ranks` has the devices of each group, one number per graph.
+    """
+    sent = np.zeros(len(graphs))
+    alike: dict[int, tuple[OpGraph, list[int]]] = {}
     for at, graph in enumerate(graphs):
-        alike.setdefault(id(graph.family), []).append(at)
-    for some in alike.values():
-        first = graphs[some[0]].ops
-        columns = np.flatnonzero(first["collective"] >= 0)
-        payloads = np.stack([graphs[at].ops["payload_bytes"][columns] for at in some], axis=1)
-        codes = (first[name][columns].tolist() for name in ("collective", "group"))
+        alike.setdefault(id(graph.family), (graph.family, []))[1].append(at)
+    for family, some in alike.values():
+        ops = np.atleast_2d(family.ops)
+        columns = np.flatnonzero(ops[0]["collective"] >= 0)
+        if not len(columns):
+            continue
+        own = [graphs[at].place for at in some] if len(ops) > 1 else [0] * len(some)
+        payloads = ops["payload_bytes"][own][:, columns].T
+        codes = (ops[0][name][columns].tolist() for name in ("collective", "group"))
         for collective, group, payload in zip(*codes, payloads, strict=True):
-            name = GROUPS[group]
-            n = np.array([sizes[at].ranks.get(name, 1) for at in some])
+            n = ranks[GROUPS[group]][some]
             share = 1.0 if collective == _POINT_TO_POINT else (n - 1) / n
             twice = 2.0 if collective == _ALL_REDUCE else 1.0
             sent[some] += twice * share * payload
@@ -310,29 +315,45 @@ _OF_LAYER = (
 """Fields of a kind's record that are those of the layer."""
 
 
+_OF_STRATEGY = (
+    *("etp", "message_bytes", "gathered_bytes", "group_kind", "copied_parameters"),
+    *("copied_frozen", "variants"),
+)
+"""Fields of a strategy's record that `_strategy_row` computes."""
+
+
+def _strategy_row(own: StrategySizes) -> tuple[float, ...]:
+    graph, stored, s = own.graph, own.stored, own.strategy
+    message = graph.message_bytes
+    if own.software.scattered_messages and not s.sequence_parallel:
+        message /= s.tp
+    split = stored.strategy.sequence_parallel and s.tp > 1
+    kind = context_code(s.cp_kind) if s.cp > 1 else 0
+    dispatched = 2 * DISPATCHERS.index(s.dispatcher)
+    return (
+        s.expert_width,
+        message,
+        stored.message_bytes * s.tp * split + exchange_bytes(graph),
+        (kind << 2) + dispatched + s.offload_optimizer,
+        graph.copied_parameters,
+        graph.copied_frozen,
+        len(own.variants),
+    )
+
+
 def _strategy_records(sizes: Sequence[StrategySizes]) -> Array:
     """Return a record per strategy; the strategies have one software."""
     records: Array = np.zeros(len(sizes), dtype=_core.STRATEGY_DTYPE)
     for name in ("tp", "cp", "ep", "micro_batch"):
         records[name] = [getattr(own.strategy, name) for own in sizes]
-    for record, own in zip(records, sizes, strict=True):
-        graph, stored, s = own.graph, own.stored, own.strategy
-        message = graph.message_bytes
-        if own.software.scattered_messages and not s.sequence_parallel:
-            message /= s.tp
-        split = stored.strategy.sequence_parallel and s.tp > 1
-        kind = context_code(s.cp_kind) if s.cp > 1 else 0
-        dispatched = 2 * DISPATCHERS.index(s.dispatcher)
-        record["etp"], record["message_bytes"] = s.expert_width, message
-        record["gathered_bytes"] = stored.message_bytes * s.tp * split + exchange_bytes(graph)
-        record["group_kind"] = (kind << 2) + dispatched + s.offload_optimizer
-        record["copied_parameters"] = graph.copied_parameters
-        record["copied_frozen"] = graph.copied_frozen
-        record["variants"] = len(own.variants)
+    rows = [_strategy_row(own) for own in sizes]
+    for name, values in zip(_OF_STRATEGY, zip(*rows, strict=True), strict=True):
+        records[name] = values
+    ranks = {name: np.array([own.ranks.get(name, 1) for own in sizes]) for name in GROUPS}
     for k, layer in enumerate(sizes[0].graph.layers):
         layers = [own.graph.layers[k] for own in sizes]
         passes = ([layer.forward for layer in layers], [layer.backward for layer in layers])
-        both = [_sent_bytes(graphs, sizes) for graphs in passes]
+        both = [_sent_bytes(graphs, ranks) for graphs in passes]
         records["sent_bytes"] += layer.count * (both[0] + both[1])
     return records
 
