@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -228,8 +228,10 @@ class LayoutRules:
         single = SCHEDULES.index("zb-h1") if training.schedule == ("zb-h1",) else 0
         decided = training.overlap_experts is None and strategy.overlap_experts
         auto = training.rank_order == "auto"
-        schedules = _numbers(self._schedules())
-        shards = [(z, s) for z in sorted(set(training.zero)) for s in _shard_codes(training, z)]
+        schedules, chunks = _numbers(self._schedules())
+        zero, shards = _numbers(
+            [(z, s) for z in sorted(set(training.zero)) for s in _shard_codes(training, z)]
+        )
         grid = _core.LayoutGrid(
             devices=self.devices,
             node_devices=self.node,
@@ -250,10 +252,10 @@ class LayoutRules:
             rank_order=-1 if auto else RANK_ORDERS.index(training.rank_order),
             dp=np.array(sorted(training.dp or ()), dtype=np.int64),
             pp=np.array(sorted(training.pp or ()), dtype=np.int64),
-            schedules=schedules[0],
-            chunks=schedules[1],
-            zero=_numbers(shards)[0],
-            shards=_numbers(shards)[1],
+            schedules=schedules,
+            chunks=chunks,
+            zero=zero,
+            shards=shards,
         )
         rejected: Counter[str] = Counter()
         for fault, schedule, value, count in grid.rejected:
@@ -312,7 +314,7 @@ class LayoutRules:
         )
 
 
-def _numbers(pairs: list[tuple[int, int]]) -> Array:
+def _numbers(pairs: Sequence[tuple[int, int]]) -> Array:
     """Return pairs as two arrays."""
     columns: Array = np.ascontiguousarray(np.array(pairs, dtype=np.int64).reshape(-1, 2).T)
     return columns

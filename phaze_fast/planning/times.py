@@ -366,9 +366,9 @@ class _Passes(NamedTuple):
             late = np.array([name.endswith("-w") for name in layer.backward.names], dtype=bool)
             host = host_s(software, called), host_s(software, called[:0], own)
             host_again = [host_s(software, called[some], own) for some in again[:-1]]
-            whole = again[:-1].all(axis=1)
-            sets = (again, whole, np.stack([late, late | True]))
-            known = layer, software, cls(*sets, host, host_again)
+            whole = np.logical_and.reduce(again[:-1], axis=1)
+            sums = np.stack([late, late | True])
+            known = layer, software, cls(again, whole, sums, host, host_again)
             _PASSES.put(key, known)
         return known[2]
 
