@@ -726,12 +726,21 @@ def _recomputed_flops(sizes: StrategySizes, mode: str) -> dict[str, float]:
 
 def _recomputed_stage_flops(sizes: StrategySizes, stage: Stage) -> float:
     """Count the FLOPs that a stage recomputes for a micro-batch on a device."""
-    code = recompute_code(stage.recompute, sizes.variant_of)
-    flops, positions = 0.0, iter(stage.layers)
-    for count in stage.chunks:
+    kinds = tuple(sizes.graph.order[i] for i in stage.layers)
+    return _recomputed_by_kinds(sizes, stage.recompute, stage.chunks, kinds)
+
+
+@lru_cache(maxsize=1024)  # most stages of a plan are alike
+def _recomputed_by_kinds(
+    sizes: StrategySizes, recompute: str, chunks: tuple[int, ...], kinds: tuple[int, ...]
+) -> float:
+    """Count the FLOPs that a stage with layers of these kinds, in chunks, recomputes."""
+    code = recompute_code(recompute, sizes.variant_of)
+    flops, positions = 0.0, iter(kinds)
+    for count in chunks:
         number = 0
-        for i in islice(positions, count):
-            kind = sizes.graph.layers[sizes.graph.order[i]].kind
+        for at in islice(positions, count):
+            kind = sizes.graph.layers[at].kind
             if kind not in BOUNDARY_KINDS:
                 number += 1
                 mode = block_mode(code, number, sizes.variants)

@@ -154,6 +154,8 @@ class StrategySizes:
             Bytes at its peak by term: logits are those of the head, recompute those of another
             layer.
         """
+        if not any(layer.peaks for layer in self.graph.layers):
+            return ""
         live = memory["recompute"]
         for at in reversed([self.graph.order[i] for i in layers]):
             layer = self.graph.layers[at]
