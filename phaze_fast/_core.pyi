@@ -215,6 +215,7 @@ def op_costs(
     static_w: _Array,
     threads: int,
 ) -> _Array: ...
+def sums_of_sets(values: _Array, in_set: _Array, rows: int) -> _Array: ...
 def array_cycles(
     m: _Array,
     k: _Array,
@@ -431,6 +432,35 @@ PLAN_STATUS_SENTENCES: tuple[str, ...]
 MEMORY_RULE: dict[str, int]
 WIDTHS: tuple[str, ...]
 
+class LayoutGrid:
+    def __init__(
+        self,
+        devices: int,
+        node_devices: int,
+        global_batch: int,
+        blocks: int,
+        layers: int,
+        widths: _Array,
+        most_stages: int,
+        single_schedule: int,
+        rank_order: int,
+        dp: _Array,
+        pp: _Array,
+        schedules: _Array,
+        chunks: _Array,
+        zero: _Array,
+        shards: _Array,
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    @property
+    def replicas(self) -> _Array: ...
+    @property
+    def rejected(self) -> list[tuple[int, int, int, int]]: ...
+    def shares(self) -> _Array: ...
+
+def list_layouts(
+    grids: list[LayoutGrid], work_s: _Array, factor: float, most_s: float
+) -> _Array: ...
 def layouts_fit(
     layouts: _Array,
     strategies: _Array,

@@ -52,15 +52,6 @@ class CostTable(NamedTuple):
     """Column of each operator; -1 where it is in another table."""
 
 
-class _Places(NamedTuple):
-    """Positions of the operators of `Costs.alike` graphs; arrays have shape (graphs, operators)."""
-
-    ops: Array
-    """Positions among all operators of all graphs."""
-    tabled: list[tuple[int, Array, Array]]
-    """Position of each table, the operators of a graph that it has, and their columns in it."""
-
-
 def _column(graphs: Sequence[OpGraph], name: str) -> Array:
     """Return a field of all operators of graphs."""
     return np.concatenate([graph.ops[name] for graph in graphs] or [np.zeros(0)])
@@ -86,7 +77,12 @@ class Costs(Brief):
     _ends: tuple[int, ...]
     _network_s: Array
     """Seconds of collectives, of all operators of all graphs; zero of others."""
-    _places: dict[tuple[int, ...], _Places] = field(default_factory=dict)
+    _places: dict[tuple[int, ...], Array] = field(default_factory=dict)
+    """Positions of the operators of `alike` graphs among all operators, (graphs, operators)."""
+    _on_chip: dict[str, Array] = field(default_factory=dict)
+    """With one chip: values of all operators of all graphs, by name of a table's field."""
+    _exposed: dict[tuple[int, ...], Array] = field(default_factory=dict, init=False)
+    """With one chip: seconds of collectives that nothing hides, by graphs."""
 
     _contention: float = 0.0
     _overlapped: tuple[str, ...] = ()
@@ -108,23 +104,17 @@ class Costs(Brief):
             found.setdefault(key, []).append(at)
         return [np.array(some) for some in found.values()]
 
-    def _places_of(self, graphs: tuple[int, ...]) -> _Places:
+    def _places_of(self, graphs: tuple[int, ...]) -> Array:
         known = self._places.get(graphs)
         if known is None:
             first = np.array([self._ends[graph] for graph in graphs])
-            ops = first[:, None] + np.arange(len(self.graphs[graphs[0]]))
-            tabled = []
-            for at, table in enumerate(self._tables):
-                columns = table.column_of[ops]
-                mine = np.flatnonzero(columns[0] >= 0)
-                if len(mine):
-                    tabled.append((at, mine, columns[:, mine]))
-            self._places[graphs] = known = _Places(ops, tabled)
+            known = first[:, None] + np.arange(len(self.graphs[graphs[0]]))
+            self._places[graphs] = known
         return known
 
     def _checked(self, graph: int | Array, chip: int | None) -> tuple[int, ...]:
         graphs = tuple(np.atleast_1d(graph).tolist())
-        if not all(0 <= at < len(self.graphs) for at in graphs):
+        if min(graphs) < 0 or max(graphs) >= len(self.graphs):
             last = len(self.graphs) - 1
             raise not_accepted("graph", graph, f"0 to {last}")
         if chip is not None and not 0 <= chip < self.chips:
@@ -132,22 +122,35 @@ class Costs(Brief):
         return graphs
 
     def _look_up(self, name: str, graphs: tuple[int, ...], chip: int | None) -> Array:
+        ops = self._places_of(graphs)
+        if self.chips == 1:
+            found: Array = self._of_chip(name)[ops]
+            return found
         rows = slice(None) if chip is None else slice(chip, chip + 1)
-        several = len(graphs) > 1
-        count = len(graphs) if several else len(range(*rows.indices(self.chips)))
-        costs = np.empty((count, len(self.graphs[graphs[0]])))
-        for at, mine, columns in self._places_of(graphs).tabled:
-            table = self._tables[at]
-            values: Array = getattr(table, name)
-            if several:
-                costs[:, mine] = values[table.chip_of[0]].take(columns)
-            else:
-                costs[:, mine] = values.take(columns[0], axis=1).take(table.chip_of[rows], axis=0)
+        costs = np.empty((len(range(*rows.indices(self.chips))), ops.shape[1]))
+        for table in self._tables:
+            columns = table.column_of[ops[0]]
+            mine = np.flatnonzero(columns >= 0)
+            if len(mine):
+                values: Array = getattr(table, name).take(columns[mine], axis=1)
+                costs[:, mine] = values.take(table.chip_of[rows], axis=0)
         return costs
+
+    def _of_chip(self, name: str) -> Array:
+        """Return a field of the tables for all operators of all graphs on the only chip."""
+        known = self._on_chip.get(name)
+        if known is None:
+            known = np.empty(self._ends[-1])
+            for table in self._tables:
+                mine = np.flatnonzero(table.column_of >= 0)
+                values: Array = getattr(table, name)[table.chip_of[0]]
+                known[mine] = values[table.column_of[mine]]
+            self._on_chip[name] = known
+        return known
 
     def _network_of(self, graphs: tuple[int, ...]) -> Array:
         """Seconds of collectives, shape (graphs, operators)."""
-        seconds: Array = self._network_s[self._places_of(graphs).ops]
+        seconds: Array = self._network_s[self._places_of(graphs)]
         return seconds
 
     def at(self, chips: Array) -> Costs:
@@ -160,6 +163,7 @@ class Costs(Brief):
             _tables=tuple(tables),
             _static_w=self._static_w[chips],
             _limit_w=self._limit_w[chips],
+            _on_chip={},
         )
 
     def only(self, graphs: Sequence[int]) -> Costs:
@@ -173,6 +177,7 @@ class Costs(Brief):
             _ends=(0, *accumulate(map(len, kept))),
             _network_s=self._network_s[ops],
             _places={},
+            _on_chip={},
         )
 
     def without(self, groups: Sequence[str], share: float = 1.0) -> Costs:
@@ -243,6 +248,14 @@ class Costs(Brief):
 
     def _exposed_s(self, graphs: tuple[int, ...], chip: int | None) -> Array:
         """Seconds of collectives; of ring attention, only the part that attention does not hide."""
+        if self.chips != 1:
+            return self._not_hidden_s(graphs, chip)
+        known = self._exposed.get(graphs)
+        if known is None:
+            self._exposed[graphs] = known = self._not_hidden_s(graphs, chip)
+        return known
+
+    def _not_hidden_s(self, graphs: tuple[int, ...], chip: int | None) -> Array:
         names = self.graphs[graphs[0]].names
         if self._overlapped:
             network = self._overlap_exposed_s(graphs, chip)

@@ -68,10 +68,10 @@ def _layer_graphs(sizes: StrategySizes) -> _LayerGraphs:
     passes = [LayerPasses.of(layer, sizes.variants, software) for layer in layers]
     arrays = [graph_arrays(graph) for graph in graphs]
     again = [
-        np.concatenate([part for own in passes for part in (own.again[v], own.late & False)])
+        np.concatenate([part for own in passes for part in (own.again[v], own.late[0] & False)])
         for v in range(len(sizes.variants))
     ]
-    late = [part for own in passes for part in (own.again[0] & False, own.late)]
+    late = [part for own in passes for part in (own.again[0] & False, own.late[0])]
     waits = [expert_wait_s(sizes.graph, layer.kind, software) for layer in layers]
     return _LayerGraphs(
         kinds=len(layers),

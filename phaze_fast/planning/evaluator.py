@@ -7,7 +7,7 @@ baselines all use it, so that they all report the same figures of a plan.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -22,13 +22,7 @@ from phaze_fast.hardware import Cluster, cluster_record
 from phaze_fast.memory import INSTANTS, SCHEDULES, TERMS, optimizer
 from phaze_fast.models import Model, load
 from phaze_fast.opgraph.graph import AGAIN, UNITS
-from phaze_fast.planning.layouts import (
-    LAYOUT_FIELDS,
-    LayoutGrid,
-    Layouts,
-    node_devices,
-    strategies,
-)
+from phaze_fast.planning.layouts import LayoutRules, Layouts, node_devices, strategies
 from phaze_fast.planning.plans import PARTS, Plan, Stage, plan_interval_s
 from phaze_fast.planning.sizes import (
     BOUNDARY_KINDS,
@@ -185,11 +179,11 @@ class PlanEvaluator:
         """
         kept = np.flatnonzero(self.work_bounds_s(work_s) <= most_s)
         some = self if len(kept) == len(self) else self._with([self.sizes[s] for s in kept], None)
-        wanted = [bounds_s <= most_s for bounds_s in self._layouts_work_s(work_s, kept)]
-        left_out = sum(len(mine) - int(mine.sum()) for mine in wanted)
+        layouts = some._listed(work_s[kept], most_s)
+        left_out = some.layouts_possible - len(layouts)
         if not left_out:
             return some
-        limited = self._with(some.sizes, some._listed(wanted))
+        limited = self._with(some.sizes, layouts)
         limited.rejected = Counter(some.rejected)
         limited.layouts_left_out = left_out
         return limited
@@ -235,7 +229,7 @@ class PlanEvaluator:
         widths = sizes.strategy.stage_widths
         known = self._grids.get(widths)
         if known is None:
-            grid = LayoutGrid(
+            rules = LayoutRules(
                 self.training,
                 sizes.strategy,
                 devices=self.cluster.devices,
@@ -243,38 +237,37 @@ class PlanEvaluator:
                 blocks=sizes.blocks,
                 layers=len(sizes.graph.order),
             )
-            self._grids[widths] = known = grid.layouts()
+            self._grids[widths] = known = rules.layouts()
         return known
 
-    def _listed(self, wanted: Sequence[Array | slice]) -> Array:
-        """Concatenate the `wanted` layouts of every strategy, with the number of the strategy."""
-        grids = zip(map(self._grid, self.sizes), wanted, strict=True)
-        parts = [grid.columns(mine) for grid, mine in grids]
-        counts = [len(own[0]) for own in parts]
-        rows: Array = np.zeros(sum(counts), dtype=_core.LAYOUT_DTYPE)
-        rows["strategy"] = np.repeat(np.arange(len(parts)), counts)
-        for name, columns in zip(LAYOUT_FIELDS, zip(*parts, strict=True), strict=False):
-            rows[name] = np.concatenate(columns)
-        return rows
+    @cached_property
+    def _grids_of(self) -> list[Layouts]:
+        """The layouts of each strategy."""
+        return [self._grid(own) for own in self.sizes]
+
+    def _listed(self, work_s: Array, most_s: float) -> Array:
+        """List the layouts of all strategies whose work takes at most `most_s`, by strategy."""
+        grids = [own.grid for own in self._grids_of]
+        return _core.list_layouts(grids, work_s, _ROUNDED_DOWN, most_s)
 
     @property
     def layouts_possible(self) -> int:
         """How many layouts all strategies have."""
-        return sum(len(self._grid(own)) for own in self.sizes)
+        return sum(map(len, self._grids_of))
 
     @cached_property
     def layouts(self) -> Array:
         """The layouts of all strategies, in their order."""
         if self._given is not None:
             return self._given
-        return self._listed([slice(None)] * len(self))
+        return self._listed(np.zeros(len(self)), np.inf)
 
     @cached_property
     def rejected(self) -> Counter[str]:
         """How many strategies and layouts are impossible, by reason."""
         rejected = Counter(self._illegal)
         if self._given is None:
-            for grid, count in Counter(map(self._grid, self.sizes)).items():
+            for grid, count in Counter(self._grids_of).items():
                 rejected.update({why: count * number for why, number in grid.rejected.items()})
         return rejected
 
@@ -484,12 +477,9 @@ class PlanEvaluator:
 
         The layouts are those of `strategies` (positions), by default of all.
         """
-        some = np.arange(len(self)) if strategies is None else strategies
-        return np.concatenate([np.zeros(0), *self._layouts_work_s(work_s, some)])
-
-    def _layouts_work_s(self, work_s: Array, strategies: Array) -> Iterator[Array]:
-        for s in strategies.tolist():
-            yield self._grid(self.sizes[s]).shares * work_s[s] * _ROUNDED_DOWN
+        some = range(len(self)) if strategies is None else strategies.tolist()
+        bounds_s = [self._grid(self.sizes[s]).shares * work_s[s] * _ROUNDED_DOWN for s in some]
+        return np.concatenate([np.zeros(0), *bounds_s])
 
     def bound(self, s: int, times: KindTimes) -> float:
         """Bound the fastest plan of strategy `s` from below by lower bounds of its times."""
@@ -736,12 +726,21 @@ def _recomputed_flops(sizes: StrategySizes, mode: str) -> dict[str, float]:
 
 def _recomputed_stage_flops(sizes: StrategySizes, stage: Stage) -> float:
     """Count the FLOPs that a stage recomputes for a micro-batch on a device."""
-    code = recompute_code(stage.recompute, sizes.variant_of)
-    flops, positions = 0.0, iter(stage.layers)
-    for count in stage.chunks:
+    kinds = tuple(sizes.graph.order[i] for i in stage.layers)
+    return _recomputed_by_kinds(sizes, stage.recompute, stage.chunks, kinds)
+
+
+@lru_cache(maxsize=1024)  # most stages of a plan are alike
+def _recomputed_by_kinds(
+    sizes: StrategySizes, recompute: str, chunks: tuple[int, ...], kinds: tuple[int, ...]
+) -> float:
+    """Count the FLOPs that a stage with layers of these kinds, in chunks, recomputes."""
+    code = recompute_code(recompute, sizes.variant_of)
+    flops, positions = 0.0, iter(kinds)
+    for count in chunks:
         number = 0
-        for i in islice(positions, count):
-            kind = sizes.graph.layers[sizes.graph.order[i]].kind
+        for at in islice(positions, count):
+            kind = sizes.graph.layers[at].kind
             if kind not in BOUNDARY_KINDS:
                 number += 1
                 mode = block_mode(code, number, sizes.variants)

@@ -149,8 +149,7 @@ class _Solved(NamedTuple):
 
 def graph_arrays(layer: OpGraph) -> tuple[Array, Array, Array]:
     """Types of operators, and where edges begin and end, as the kernel takes them."""
-    froms = np.repeat(np.arange(len(layer), dtype=np.int32), np.diff(layer.indptr))
-    return _TYPE_OF_UNIT[layer.ops["unit"]], froms, layer.indices.astype(np.int32)
+    return _TYPE_OF_UNIT[layer.ops["unit"]], *layer.edge_ends
 
 
 def _batch(problem: _Problem) -> Packed:

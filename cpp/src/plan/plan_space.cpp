@@ -508,7 +508,11 @@ double PlanSpaceImpl::message_s(const LayoutRecord& layout, double bytes, int fr
   };
   if (slower_outward(bytes)) {
     Sender highest = highest_sender(first, block, distance);
-    for (std::int64_t k = 1; k < runs; ++k) {
+    // Runs that lie alike in the units of all tiers cross the same tiers.
+    std::int64_t unit = 1;
+    for (int l = 0; l + 1 < fabric.record.levels; ++l) unit *= fabric.record.size[l];
+    const std::int64_t unlike = std::min(runs, unit / std::gcd(unit, apart));
+    for (std::int64_t k = 1; k < unlike; ++k) {
       const Sender own = highest_sender(first + k * apart, block, distance);
       if (own.unit > highest.unit) highest = own;
     }
