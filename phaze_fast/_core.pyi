@@ -445,7 +445,11 @@ class LaidOut(NamedTuple):
     layouts: _Array
     rows: _Array
 
-def laid_out(widths: Sequence[_Array], strategy: _Array, global_batch: int) -> LaidOut: ...
+def distinct_rows(columns: Sequence[_Array], status: _Array) -> tuple[_Array, _Array]: ...
+def distinct_words(words: _Array) -> tuple[_Array, _Array]: ...
+def laid_out(
+    widths: Sequence[_Array], strategy: _Array, variant: _Array, global_batch: int
+) -> LaidOut: ...
 
 class EstimatedPlan(NamedTuple):
     estimate: _Array
@@ -499,6 +503,7 @@ class PlanSpace:
     def estimate_even(
         self,
         times: object,
+        layout: _Array,
         variant: _Array,
         usable_bytes: float,
         free: object,

@@ -1,8 +1,11 @@
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstring>
 #include <limits>
-#include <tuple>
+#include <numeric>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -159,51 +162,63 @@ class PyPlanSpace {
   std::size_t layouts() const { return space_.layouts(); }
 
   // Estimates of even partitions: the fields of PlanEstimate as columns, numbers and codes apart.
-  // Layout k has row place[k]; rows without an estimate have their `status`, and NaN as time.
-  py::object estimate_even(const py::object& times, const py::object& variant, double usable_bytes,
-                           const py::object& free, const py::object& place,
-                           const py::object& status, int threads) const {
+  // Plan k has layout[k] and row place[k]; rows without an estimate have their `status`, and NaN as
+  // time.
+  py::object estimate_even(const py::object& times, const py::object& layout,
+                           const py::object& variant, double usable_bytes, const py::object& free,
+                           const py::object& place, const py::object& status, int threads) const {
     const TimesView timed = by_strategy(times);
     const std::vector<TimesView> freed = levels(free, space_.strategies());
     std::vector<PlanSpace::TimesOf> free_of;
     for (const TimesView& level : freed) {
       free_of.push_back([&level](std::size_t s) { return level[s]; });
     }
-    const auto layouts = static_cast<py::ssize_t>(space_.layouts());
-    const auto chosen = view<std::int32_t>(variant, "variant", layouts);
-    const auto places = view<std::int64_t>(place, "place", layouts);
+    const auto layouts = view<std::int64_t>(layout, "layout");
+    const auto plans = static_cast<py::ssize_t>(layouts.size());
+    const auto chosen = view<std::int32_t>(variant, "variant", plans);
+    const auto places = view<std::int64_t>(place, "place", plans);
     const auto known = view<std::int32_t>(status, "status");
+    const std::size_t rows = known.size();
+    std::vector<std::uint8_t> placed(rows, 0);
+    for (const std::int64_t own : layouts) row_of(own);
     for (const std::int64_t own : places) {
-      if (own < 0 || own >= static_cast<std::int64_t>(known.size())) {
+      if (own < 0 || own >= static_cast<std::int64_t>(rows)) {
         throw InvalidInput("place: expected positions of `status`");
       }
+      placed[static_cast<std::size_t>(own)] = 1;
     }
     const int workers = checked_threads(threads);
-    const std::size_t rows = known.size();
     constexpr std::size_t kNumbers = offsetof(PlanEstimate, fullest) / sizeof(double);
     py::array_t<double> numbers({kNumbers, rows});
     py::array_t<std::int32_t> codes({std::size_t{3}, rows});
     const std::span<double> number = writable(numbers);
     const std::span<std::int32_t> code = writable(codes);
+    const auto put = [&](std::size_t row, const PlanEstimate& own) {
+      double values[kNumbers];
+      std::memcpy(values, &own, sizeof(values));
+      for (std::size_t k = 0; k < kNumbers; ++k) number[k * rows + row] = values[k];
+      code[row] = own.fullest;
+      code[rows + row] = own.status;
+      code[2 * rows + row] = own.instant;
+    };
     {
       const py::gil_scoped_release release;
-      std::fill(number.begin(), number.end(), 0.0);
-      std::fill_n(number.begin(), rows, std::numeric_limits<double>::quiet_NaN());
-      std::fill(code.begin(), code.end(), 0);
-      std::copy(known.begin(), known.end(), code.begin() + static_cast<std::ptrdiff_t>(rows));
-      const auto put = [&](std::size_t layout, const PlanEstimate& own) {
-        const auto row = static_cast<std::size_t>(places[layout]);
-        double values[kNumbers];
-        std::memcpy(values, &own, sizeof(values));
-        for (std::size_t k = 0; k < kNumbers; ++k) number[k * rows + row] = values[k];
-        code[row] = own.fullest;
-        code[rows + row] = own.status;
-        code[2 * rows + row] = own.instant;
-      };
-      parallel_for(places.size(), workers, 256, [&](std::size_t begin, std::size_t end) {
+      PlanEstimate none{};
+      none.time_s = std::numeric_limits<double>::quiet_NaN();
+      for (std::size_t row = 0; row < rows; ++row) {
+        none.status = known[row];
+        if (placed[row] == 0) put(row, none);
+      }
+      parallel_for(layouts.size(), workers, 256, [&](std::size_t begin, std::size_t end) {
+        const std::size_t count = end - begin;
         space_.estimate_even(
-            begin, chosen.subspan(begin, end - begin), [&](std::size_t s) { return timed[s]; },
-            free_of, usable_bytes, put);
+            layouts.subspan(begin, count), chosen.subspan(begin, count),
+            [&](std::size_t s) { return timed[s]; }, free_of, usable_bytes,
+            [&](std::span<const std::size_t> own, std::span<const PlanEstimate> estimates) {
+              for (std::size_t k = 0; k < own.size(); ++k) {
+                put(static_cast<std::size_t>(places[begin + own[k]]), estimates[k]);
+              }
+            });
       });
     }
     return py::make_tuple(freeze(std::move(numbers)), freeze(std::move(codes)));
@@ -540,42 +555,189 @@ py::array_t<std::int32_t> statuses_of(const py::sequence& widths, std::int64_t d
   return statuses;
 }
 
-// The layouts of the rows that have a strategy (others have -1), and the numbers of these rows:
-// sorted by strategy, and then by stages, chunks, schedule and micro-batches.
+// Numbers distinct keys, which are runs of `width` whole numbers, in the order of their arrival.
+class DistinctKeys {
+ public:
+  DistinctKeys(std::size_t width, std::size_t most) : width_(width) {
+    std::size_t size = 16;
+    while (size < 2 * most) size *= 2;
+    table_.assign(size, -1);
+  }
+  std::int32_t number_of(const std::int64_t* key) {
+    if (last_ >= 0 && std::equal(key, key + width_, at(last_))) return last_;
+    std::uint64_t hash = 0;
+    for (std::size_t k = 0; k < width_; ++k) {
+      hash = (hash ^ static_cast<std::uint64_t>(key[k])) * 0x9E3779B97F4A7C15U;
+      hash ^= hash >> 29U;
+    }
+    const std::size_t mask = table_.size() - 1;
+    for (std::size_t slot = hash & mask;; slot = (slot + 1) & mask) {
+      if (table_[slot] < 0) {
+        table_[slot] = static_cast<std::int32_t>(count());
+        keys_.insert(keys_.end(), key, key + width_);
+      } else if (!std::equal(key, key + width_, at(table_[slot]))) {
+        continue;
+      }
+      return last_ = table_[slot];
+    }
+  }
+  std::size_t count() const noexcept { return keys_.size() / width_; }
+  const std::int64_t* at(std::int32_t number) const noexcept {
+    return &keys_[static_cast<std::size_t>(number) * width_];
+  }
+  // The numbers of the keys in ascending order of the keys.
+  std::vector<std::int32_t> sorted() const {
+    std::vector<std::int32_t> order(count());
+    std::iota(order.begin(), order.end(), 0);
+    std::sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
+      return std::lexicographical_compare(at(a), at(a) + width_, at(b), at(b) + width_);
+    });
+    return order;
+  }
+
+ private:
+  std::size_t width_;
+  std::vector<std::int64_t> keys_;
+  std::vector<std::int32_t> table_;
+  std::int32_t last_ = -1;
+};
+
+std::vector<std::int32_t> places_of(const std::vector<std::int32_t>& order) {
+  std::vector<std::int32_t> places(order.size());
+  for (std::size_t k = 0; k < order.size(); ++k) {
+    places[static_cast<std::size_t>(order[k])] = static_cast<std::int32_t>(k);
+  }
+  return places;
+}
+
+// The distinct rows of columns of whole numbers, in order, and the position of each row among them;
+// rows with a status other than 0 are left out and have -1.
+py::object distinct_rows(const py::sequence& columns, const py::object& status) {
+  const auto given = view<std::int32_t>(status, "status");
+  const auto rows = static_cast<py::ssize_t>(given.size());
+  std::vector<py::array_t<std::int64_t>> kept;
+  std::vector<std::span<const std::int64_t>> values;
+  for (const auto& column : columns) {
+    kept.push_back(py::array_t<std::int64_t, py::array::c_style>::ensure(column));
+    values.push_back(view<std::int64_t>(kept.back(), "columns", rows));
+  }
+  const std::size_t width = values.size();
+  DistinctKeys keys(width, given.size());
+  py::array_t<std::int64_t> which(rows);
+  const auto own = writable(which);
+  std::vector<std::int64_t> key(width);
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    own[i] = -1;
+    if (given[i] != 0) continue;
+    for (std::size_t k = 0; k < width; ++k) key[k] = values[k][i];
+    own[i] = keys.number_of(key.data());
+  }
+  const std::vector<std::int32_t> order = keys.sorted();
+  const std::vector<std::int32_t> places = places_of(order);
+  for (std::int64_t& number : own) {
+    if (number >= 0) number = places[static_cast<std::size_t>(number)];
+  }
+  py::array_t<std::int64_t> distinct({order.size(), width});
+  std::int64_t* next = distinct.mutable_data();
+  for (const std::int32_t number : order) next = std::copy_n(keys.at(number), width, next);
+  return py::make_tuple(distinct, which);
+}
+
+// Where each distinct word of an array of words first occurs, and the number of each row's word.
+py::object distinct_words(const py::array& words) {
+  if (words.ndim() != 1 || words.dtype().kind() != 'U' ||
+      (words.shape(0) > 1 && words.strides(0) != words.itemsize())) {
+    throw InvalidInput("words: expected a contiguous array of words");
+  }
+  constexpr std::size_t kFew = 16;  // are compared one by one, which takes less time than hashing
+  const auto size = static_cast<std::size_t>(words.itemsize());
+  const auto* const bytes = static_cast<const char*>(words.data());
+  const auto rows = static_cast<std::size_t>(words.shape(0));
+  std::vector<std::int64_t> first;
+  std::unordered_map<std::string_view, std::int64_t> numbers;
+  py::array_t<std::int64_t> which(static_cast<py::ssize_t>(rows));
+  std::int64_t* const number = which.mutable_data();
+  const auto same = [&](std::size_t a, std::size_t b) {
+    return std::memcmp(bytes + a * size, bytes + b * size, size) == 0;
+  };
+  for (std::size_t i = 0; i < rows; ++i) {
+    std::size_t k = 0;
+    while (k < std::min(first.size(), kFew) && !same(i, static_cast<std::size_t>(first[k]))) ++k;
+    if (k == kFew) {
+      const std::string_view word(bytes + i * size, size);
+      const auto next = static_cast<std::int64_t>(first.size());
+      k = static_cast<std::size_t>(numbers.try_emplace(word, next).first->second);
+    }
+    if (k == first.size()) first.push_back(static_cast<std::int64_t>(i));
+    number[i] = static_cast<std::int64_t>(k);
+  }
+  return py::make_tuple(array(first), which);
+}
+
+// The plans of the rows that have a strategy (others have -1), in an order in which plans of one
+// shape are adjacent: the distinct layouts, and the layout, variant and row of each plan.
 py::object laid_out(const py::sequence& widths, const py::object& strategy,
-                    std::int64_t global_batch) {
+                    const py::object& variant, std::int64_t global_batch) {
   const WidthColumns columns(widths);
-  const auto strategies =
-      view<std::int64_t>(strategy, "strategy", static_cast<py::ssize_t>(columns.rows()));
-  std::vector<std::pair<LayoutRecord, std::int64_t>> found;
-  for (std::size_t i = 0; i < strategies.size(); ++i) {
+  const auto count = static_cast<py::ssize_t>(columns.rows());
+  const auto strategies = view<std::int64_t>(strategy, "strategy", count);
+  const auto variants = view<std::int32_t>(variant, "variant", count);
+  using Shape = std::array<std::int64_t, 5>;   // see same_shape
+  using Layout = std::array<std::int64_t, 5>;  // its shape, and what else a layout has
+  DistinctKeys shapes(5, columns.rows());
+  DistinctKeys layouts(5, columns.rows());
+  std::vector<std::int32_t> layout_of(columns.rows(), -1);
+  const auto small = [](std::int64_t value) {  // no plan has a larger one
+    return std::min<std::int64_t>(value, std::numeric_limits<std::int32_t>::max());
+  };
+  for (std::size_t i = 0; i < columns.rows(); ++i) {
     if (strategies[i] < 0) continue;
     const PlanWidths w = columns[i];
     if (w.dp < 1 || w.micro_batch < 1) throw InvalidInput("widths: expected 1 or more");
-    const auto small = [](std::int64_t value) {  // no plan has a larger one
-      return static_cast<std::int32_t>(
-          std::min<std::int64_t>(value, std::numeric_limits<std::int32_t>::max()));
-    };
-    found.push_back(
-        {{small(strategies[i]), small(w.schedule), small(w.pp), small(w.vpp), small(w.zero),
-          small(w.rank_order), w.dp, global_batch / (w.dp * w.micro_batch), w.shard},
-         static_cast<std::int64_t>(i)});
+    const Shape shape{small(strategies[i]), small(w.pp), small(w.vpp), small(w.schedule),
+                      global_batch / (w.dp * w.micro_batch)};
+    const Layout layout{shapes.number_of(shape.data()), small(w.zero), small(w.rank_order), w.dp,
+                        w.shard};
+    layout_of[i] = layouts.number_of(layout.data());
   }
-  const auto key = [](const auto& own) {
-    const LayoutRecord& l = own.first;
-    return std::tie(l.strategy, l.pp, l.vpp, l.schedule, l.micro_batches, own.second);
+  const std::vector<std::int32_t> shape_places = places_of(shapes.sorted());
+  // Plans by the place of their shape, each shape's in the order of rows.
+  std::vector<std::size_t> next(shapes.count() + 1, 0);
+  const auto shape_of = [&](std::int32_t layout) {
+    return static_cast<std::size_t>(shape_places[static_cast<std::size_t>(layouts.at(layout)[0])]);
   };
-  const auto before = [&](const auto& a, const auto& b) { return key(a) < key(b); };
-  if (!std::is_sorted(found.begin(), found.end(), before)) {
-    std::sort(found.begin(), found.end(), before);
+  for (const std::int32_t layout : layout_of) {
+    if (layout >= 0) ++next[shape_of(layout) + 1];
   }
-  py::array_t<LayoutRecord> layouts(static_cast<py::ssize_t>(found.size()));
-  py::array_t<std::int64_t> rows(static_cast<py::ssize_t>(found.size()));
-  for (std::size_t k = 0; k < found.size(); ++k) {
-    layouts.mutable_data()[k] = found[k].first;
-    rows.mutable_data()[k] = found[k].second;
+  for (std::size_t k = 1; k < next.size(); ++k) next[k] += next[k - 1];
+  const auto plans = static_cast<py::ssize_t>(next.back());
+  py::array_t<std::int64_t> own_layout(plans);
+  py::array_t<std::int32_t> own_variant(plans);
+  py::array_t<std::int64_t> own_row(plans);
+  for (std::size_t i = 0; i < columns.rows(); ++i) {
+    if (layout_of[i] < 0) continue;
+    const auto k = static_cast<py::ssize_t>(next[shape_of(layout_of[i])]++);
+    own_layout.mutable_at(k) = layout_of[i];
+    own_variant.mutable_at(k) = variants[i];
+    own_row.mutable_at(k) = static_cast<std::int64_t>(i);
   }
-  return result("LaidOut", freeze(std::move(layouts)), freeze(std::move(rows)));
+  std::vector<std::int64_t> place_of(layouts.count(), -1);
+  std::vector<LayoutRecord> records;
+  for (py::ssize_t k = 0; k < plans; ++k) {
+    std::int64_t& own = own_layout.mutable_at(k);
+    std::int64_t& place = place_of[static_cast<std::size_t>(own)];
+    if (place < 0) {
+      place = static_cast<std::int64_t>(records.size());
+      const std::int64_t* const l = layouts.at(static_cast<std::int32_t>(own));
+      const std::int64_t* const s = shapes.at(static_cast<std::int32_t>(l[0]));
+      const auto code = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
+      records.push_back({code(s[0]), code(s[3]), code(s[1]), code(s[2]), code(l[1]), code(l[2]),
+                         l[3], s[4], l[4]});
+    }
+    own = place;
+  }
+  return result("LaidOut", array(records), freeze(std::move(own_layout)),
+                freeze(std::move(own_variant)), freeze(std::move(own_row)));
 }
 
 void bind_plan_records(py::module_& module) {
@@ -606,7 +768,9 @@ void bind_plan_records(py::module_& module) {
   module.attr("WIDTHS") = py::tuple(names);
   module.def("check_widths", &statuses_of, py::arg("widths"), py::arg("devices"),
              py::arg("global_batch"));
-  module.def("laid_out", &laid_out, py::arg("widths"), py::arg("strategy"),
+  module.def("distinct_rows", &distinct_rows, py::arg("columns"), py::arg("status"));
+  module.def("distinct_words", &distinct_words, py::arg("words"));
+  module.def("laid_out", &laid_out, py::arg("widths"), py::arg("strategy"), py::arg("variant"),
              py::arg("global_batch"));
   module.attr("MAX_VARIANTS") = kMaxVariants;
   module.attr("PLACED_DTYPE") = py::dtype::of<PlacedRecord>();
@@ -625,7 +789,7 @@ void bind_plan_records(py::module_& module) {
   bind_result(module, "EvenPartition", "status cuts variants");
   bind_result(module, "PlacedPlans", "placed borders");
   bind_result(module, "RankedPlans", "placed borders solved empty open_s");
-  bind_result(module, "LaidOut", "layouts rows");
+  bind_result(module, "LaidOut", "layouts layout variant rows");
   bind_result(module, "SolvedLayout", "bound_s placed borders");
 }
 
@@ -643,9 +807,9 @@ void bind_plan(py::module_& module) {
            py::arg("sizes"), py::arg("layouts"), py::arg("memory_limits"), py::arg("fits"),
            py::arg("some_blocks") = false)
       .def("__len__", &PyPlanSpace::layouts)
-      .def("estimate_even", &PyPlanSpace::estimate_even, py::arg("times"), py::arg("variant"),
-           py::arg("usable_bytes"), py::arg("free"), py::arg("place"), py::arg("status"),
-           py::arg("threads"))
+      .def("estimate_even", &PyPlanSpace::estimate_even, py::arg("times"), py::arg("layout"),
+           py::arg("variant"), py::arg("usable_bytes"), py::arg("free"), py::arg("place"),
+           py::arg("status"), py::arg("threads"))
       .def("estimate", &PyPlanSpace::estimate, py::arg("times"), py::arg("layout"), py::arg("cuts"),
            py::arg("variants"), py::arg("usable_bytes"), py::arg("free") = py::tuple())
       .def("passes", &PyPlanSpace::passes, py::arg("times"), py::arg("layout"), py::arg("cuts"),

@@ -1330,12 +1330,16 @@ PlanStatus PlanSolver::even(const PlanSpaceImpl& space, std::size_t layout, cons
     recompute_.choose(usable_bytes, partition);
     return PlanStatus::kOk;
   }
+  return use_variant(space, on_.record(), variant, partition);
+}
+
+PlanStatus use_variant(const PlanSpaceImpl& space, const LayoutRecord& layout, std::int32_t variant,
+                       Partition* partition) {
   const StageRecompute recompute = StageRecompute::of(variant);
-  if (std::max(recompute.rest, recompute.more) >=
-      space.strategies[at(on_.record().strategy)].variants) {
+  if (std::max(recompute.rest, recompute.more) >= space.strategies[at(layout.strategy)].variants) {
     return PlanStatus::kBadStrategy;
   }
-  partition->variants.assign(at(on_.stages), variant);
+  partition->variants.assign(at(layout.pp), variant);
   return PlanStatus::kOk;
 }
 

@@ -534,6 +534,10 @@ inline constexpr std::int64_t kMuchWork = std::int64_t{1} << 17;
 
 // The parts of a solver, for one layout at a time. Neither copyable nor movable: its parts refer to
 // each other.
+// Gives every stage the same variant, which the layout's strategy must have.
+PlanStatus use_variant(const PlanSpaceImpl& space, const LayoutRecord& layout, std::int32_t variant,
+                       Partition* partition);
+
 class PlanSolver {
  public:
   PlanSolver() = default;

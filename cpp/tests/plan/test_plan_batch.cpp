@@ -99,9 +99,13 @@ void a_batch_is_its_plans_one_by_one(unsigned seed) {
   for (std::size_t k = 0; k < found.size(); ++k) {
     variants.push_back(static_cast<std::int32_t>((k + seed) / 2 % 3) - 1);
   }
+  std::vector<std::int64_t> layouts(found.size());
+  std::iota(layouts.begin(), layouts.end(), 0);
   c.space.estimate_even(
-      0, variants, [&](std::size_t s) { return times_of(0, s); }, free_of, c.memory_limit,
-      [&](std::size_t row, const PlanEstimate& own) { found[row] = own; });
+      layouts, variants, [&](std::size_t s) { return times_of(0, s); }, free_of, c.memory_limit,
+      [&](std::span<const std::size_t> rows, std::span<const PlanEstimate> own) {
+        for (std::size_t k = 0; k < rows.size(); ++k) found[rows[k]] = own[k];
+      });
   Case slow = two_strategies(seed);  // only exchanges and messages take longer
   for (double& rate : slow.fabric.bytes_per_s) rate /= 7.0;
   CHECK(built(slow) == Status::kOk);
