@@ -564,7 +564,7 @@ class DistinctKeys {
     table_.assign(size, -1);
   }
   std::int32_t number_of(const std::int64_t* key) {
-    if (last_ >= 0 && std::equal(key, key + width_, at(last_))) return last_;
+    if (last_ >= 0 && same(key, at(last_))) return last_;
     std::uint64_t hash = 0;
     for (std::size_t k = 0; k < width_; ++k) {
       hash = (hash ^ static_cast<std::uint64_t>(key[k])) * 0x9E3779B97F4A7C15U;
@@ -575,7 +575,7 @@ class DistinctKeys {
       if (table_[slot] < 0) {
         table_[slot] = static_cast<std::int32_t>(count());
         keys_.insert(keys_.end(), key, key + width_);
-      } else if (!std::equal(key, key + width_, at(table_[slot]))) {
+      } else if (!same(key, at(table_[slot]))) {
         continue;
       }
       return last_ = table_[slot];
@@ -596,6 +596,12 @@ class DistinctKeys {
   }
 
  private:
+  bool same(const std::int64_t* a, const std::int64_t* b) const noexcept {
+    std::int64_t differs = 0;  // keys are short: a loop takes less time than memcmp()
+    for (std::size_t k = 0; k < width_; ++k) differs |= a[k] ^ b[k];
+    return differs == 0;
+  }
+
   std::size_t width_;
   std::vector<std::int64_t> keys_;
   std::vector<std::int32_t> table_;

@@ -13,7 +13,7 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.hardware import Cluster
-from phaze_fast.memory import SCHEDULE_CODES
+from phaze_fast.memory import SCHEDULE_CODES, SCHEDULES
 from phaze_fast.models import Model
 from phaze_fast.opgraph import DISPATCHERS, check_context_kind, context_code, context_kind
 from phaze_fast.planning.evaluator import (
@@ -362,7 +362,7 @@ def _strategies(
     families, family_of = _families(texts)
     kind = np.where(rows["cp"] > 1, rows["cp_kind"], 0)
     etp = np.where(rows["etp"] == rows["tp"], 0, rows["etp"])
-    overlapping = np.isin(rows["schedule"], [SCHEDULE_CODES[name] for name in OVERLAPPING])
+    overlapping = _OVERLAPPING[rows["schedule"]]
     columns = (
         *(rows[name] for name in ("tp", "cp", "ep", "micro_batch")),
         kind,
@@ -389,6 +389,10 @@ def _strategies(
     strategy = number[which]
     status[(status == 0) & (strategy < 0)] = _core.PlanStatus.BAD_STRATEGY
     return sizes, strategy, codes[which, rows["recompute"]]
+
+
+_OVERLAPPING = np.array([name in OVERLAPPING for name in SCHEDULES])
+"""Whether exchanges among experts overlap passes, by code of the schedule."""
 
 
 def _families(texts: Sequence[str]) -> tuple[list[tuple[str, ...]], Array]:

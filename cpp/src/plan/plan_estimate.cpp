@@ -156,9 +156,9 @@ void PlanEstimator::list_rows() {
     if (same == sizes_.end()) sizes_.push_back({of, &layout, columns_++, 0.0});
     const auto same_messages = [&](const Row& other) {
       return other.layout->wrap_s == layout.wrap_s &&
-             (other.costs->message_s.data() == costs.message_s.data() ||
-              std::equal(costs.message_s.begin(), costs.message_s.begin() + stages_,
-                         other.costs->message_s.begin()));
+             (other.layout->message_s.data() == layout.message_s.data() ||
+              std::equal(layout.message_s.begin(), layout.message_s.end(),
+                         other.layout->message_s.begin()));
     };
     const auto like = std::find_if(rows_.begin(), rows_.end(), same_messages);
     row.plain_step = like != rows_.end() ? like->plain_step : add_step(plain_, &layout);

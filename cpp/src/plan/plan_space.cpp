@@ -70,7 +70,7 @@ GroupShape folded_group(std::int64_t count, std::int64_t step, std::int64_t inne
 }
 
 // Whether layers of a kind have the same costs under two strategies in all layouts: they have if
-// the strategies differ in recomputation alone.
+// the strategies differ in recomputation or micro-batches alone.
 bool same_costs(const LayerKindRecord& a, const LayerKindRecord& b) noexcept {
   return a.parameters == b.parameters && a.expert_parameters == b.expert_parameters &&
          a.frozen_parameters == b.frozen_parameters && a.frozen_experts == b.frozen_experts &&
@@ -225,8 +225,7 @@ std::vector<std::int32_t> PlanSpaceImpl::priced_as() const {
   const auto same = [&](std::int32_t a, std::int32_t b) {
     const StrategyRecord& s = strategies[at(a)];
     const StrategyRecord& t = strategies[at(b)];
-    bool equal = s.tp == t.tp && s.cp == t.cp && s.ep == t.ep && s.etp == t.etp &&
-                 s.message_bytes == t.message_bytes;
+    bool equal = s.tp == t.tp && s.cp == t.cp && s.ep == t.ep && s.etp == t.etp;
     for (int kind = 0; kind <= kinds && equal; ++kind) {
       equal = same_costs(size_of(a, kind), size_of(b, kind));
     }
@@ -290,7 +289,7 @@ Status PlanSpaceImpl::take_layouts(const PlanProblem& problem) {
 
 PricedLayout PlanSpaceImpl::priced_layout(const LayoutRecord& l, std::int32_t costs_at,
                                           Status* status) {
-  PricedLayout layout{l, costs_at, 0.0, 0.0, {}};
+  PricedLayout layout{l, costs_at, messages_of(l, status), 0.0, 0.0, {}};
   const StrategyRecord& s = strategies[at(l.strategy)];
   if (l.pp > 1 && l.schedule == static_cast<std::int32_t>(PipelineSchedule::kInterleaved)) {
     layout.wrap_s = message_s(l, s.message_bytes, l.pp - 1, 0, status);
@@ -355,19 +354,7 @@ Status PlanSpaceImpl::add_layout_costs(const LayoutRecord& layout, int most_stag
   costs.bucket_s = collective_s(CollectiveOp::kAllReduce, training.bucket_bytes, replicas, &status);
   const ExchangeGroups groups = exchange_groups(layout);
   for (int kind = 0; kind <= kinds; ++kind) add_kind(layout, kind, groups, &costs, &status);
-  // Layouts that differ only in what replicas shard have the same messages.
-  const MessageShape shape{
-      s.message_bytes, inner, layout.dp, layout.rank_order, layout.rank_order != 0 ? layout.pp : 0,
-      most_stages};
-  LastMessages& last = last_messages_[at(layout.rank_order)];
-  if (last.shape != shape) {
-    std::vector<double>& own = messages.emplace_back(at(most_stages), 0.0);
-    for (int k = 1; k < most_stages; ++k) {
-      own[at(k)] = message_s(layout, s.message_bytes, k - 1, k, &status);
-    }
-    last = {shape, own};
-  }
-  costs.message_s = last.message_s;
+  costs.most_stages = most_stages;
   layout_costs.push_back(std::move(costs));
   return status;
 }
@@ -470,7 +457,10 @@ PlanSpaceImpl::Sender PlanSpaceImpl::highest_sender(std::int64_t low, std::int64
   return found;
 }
 
-bool PlanSpaceImpl::slower_outward(double bytes) const noexcept {
+bool PlanSpaceImpl::slower_outward(double bytes) noexcept {
+  if (bytes == prices_.outward_bytes) return prices_.outward;
+  prices_.outward_bytes = bytes;
+  prices_.outward = false;
   if (fabric.record.kind == static_cast<std::int32_t>(FabricKind::kGrid)) return false;
   std::int64_t unit = 1;
   double inside_s = 0.0;
@@ -480,7 +470,39 @@ bool PlanSpaceImpl::slower_outward(double bytes) const noexcept {
     inside_s = own_s;
     unit *= std::max<std::int64_t>(fabric.record.size[l], 1);
   }
-  return true;
+  return prices_.outward = true;
+}
+
+namespace {
+
+// The devices of a stage: `runs` blocks of `block` consecutive ranks, every `apart` ranks.
+struct StageRanks {
+  std::int64_t block, runs, apart;
+
+  StageRanks(const LayoutRecord& l, std::int64_t inner) noexcept {
+    const bool inside = l.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
+    block = inside ? inner * l.dp : inner;
+    runs = inside ? 1 : l.dp;
+    apart = runs > 1 ? inner * l.pp : 0;
+  }
+};
+
+}  // namespace
+
+// Messages between neighbouring stages depend on few fields of a layout: most layouts have those of
+// an earlier one.
+std::span<const double> PlanSpaceImpl::messages_of(const LayoutRecord& layout, Status* status) {
+  const StrategyRecord& s = strategies[at(layout.strategy)];
+  const StageRanks ranks(layout, s.tp * s.cp);
+  const auto [known, added] =
+      prices_.chains.try_emplace({std::bit_cast<std::int64_t>(s.message_bytes), ranks.block,
+                                  ranks.runs, ranks.apart, layout.pp});
+  if (!added) return known->second;
+  std::vector<double>& own = messages.emplace_back(at(layout.pp), 0.0);
+  for (int k = 1; k < layout.pp; ++k) {
+    own[at(k)] = message_s(layout, s.message_bytes, k - 1, k, status);
+  }
+  return known->second = own;
 }
 
 // The slowest of the messages from all devices of stage `from` to those of stage `to`: the devices
@@ -488,12 +510,7 @@ bool PlanSpaceImpl::slower_outward(double bytes) const noexcept {
 double PlanSpaceImpl::message_s(const LayoutRecord& layout, double bytes, int from, int to,
                                 Status* status) {
   const StrategyRecord& s = strategies[at(layout.strategy)];
-  const std::int64_t inner = s.tp * s.cp;
-  const bool replicas_inside =
-      layout.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
-  const std::int64_t block = replicas_inside ? inner * layout.dp : inner;
-  const std::int64_t runs = replicas_inside ? 1 : layout.dp;
-  const std::int64_t apart = runs > 1 ? inner * layout.pp : 0;  // from block to block of a stage
+  const auto [block, runs, apart] = StageRanks(layout, s.tp * s.cp);
   const std::int64_t distance = std::abs(to - from) * block;
   const std::int64_t first = std::min(from, to) * block;
   const auto [known, added] = prices_.messages.try_emplace(
