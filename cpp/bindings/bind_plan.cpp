@@ -545,12 +545,18 @@ class WidthColumns {
 
 // The first rule that each row of widths violates, as a PlanStatus.
 py::array_t<std::int32_t> statuses_of(const py::sequence& widths, std::int64_t devices,
-                                      std::int64_t global_batch) {
+                                      std::int64_t global_batch, int threads) {
   const WidthColumns columns(widths);
+  const int workers = checked_threads(threads);
   py::array_t<std::int32_t> statuses(static_cast<py::ssize_t>(columns.rows()));
   const auto filled = writable(statuses);
-  for (std::size_t i = 0; i < filled.size(); ++i) {
-    filled[i] = static_cast<std::int32_t>(check_widths(columns[i], devices, global_batch));
+  {
+    const py::gil_scoped_release release;
+    parallel_for(filled.size(), workers, 4096, [&](std::size_t begin, std::size_t end) {
+      for (std::size_t i = begin; i < end; ++i) {
+        filled[i] = static_cast<std::int32_t>(check_widths(columns[i], devices, global_batch));
+      }
+    });
   }
   return statuses;
 }
@@ -558,28 +564,19 @@ py::array_t<std::int32_t> statuses_of(const py::sequence& widths, std::int64_t d
 // Numbers distinct keys, which are runs of `width` whole numbers, in the order of their arrival.
 class DistinctKeys {
  public:
-  DistinctKeys(std::size_t width, std::size_t most) : width_(width) {
-    std::size_t size = 16;
-    while (size < 2 * most) size *= 2;
-    table_.assign(size, -1);
-  }
+  explicit DistinctKeys(std::size_t width) : width_(width), table_(64, -1) {}
   std::int32_t number_of(const std::int64_t* key) {
     if (last_ >= 0 && same(key, at(last_))) return last_;
-    std::uint64_t hash = 0;
-    for (std::size_t k = 0; k < width_; ++k) {
-      hash = (hash ^ static_cast<std::uint64_t>(key[k])) * 0x9E3779B97F4A7C15U;
-      hash ^= hash >> 29U;
-    }
-    const std::size_t mask = table_.size() - 1;
-    for (std::size_t slot = hash & mask;; slot = (slot + 1) & mask) {
-      if (table_[slot] < 0) {
-        table_[slot] = static_cast<std::int32_t>(count());
-        keys_.insert(keys_.end(), key, key + width_);
-      } else if (!same(key, at(table_[slot]))) {
-        continue;
+    std::size_t slot = slot_of(key);
+    if (table_[slot] < 0) {
+      if (2 * count() >= table_.size()) {
+        grow();
+        slot = slot_of(key);
       }
-      return last_ = table_[slot];
+      table_[slot] = static_cast<std::int32_t>(count());
+      keys_.insert(keys_.end(), key, key + width_);
     }
+    return last_ = table_[slot];
   }
   std::size_t count() const noexcept { return keys_.size() / width_; }
   const std::int64_t* at(std::int32_t number) const noexcept {
@@ -596,6 +593,24 @@ class DistinctKeys {
   }
 
  private:
+  // The slot that has a key, or the empty one that it would have.
+  std::size_t slot_of(const std::int64_t* key) const noexcept {
+    std::uint64_t hash = 0;
+    for (std::size_t k = 0; k < width_; ++k) {
+      hash = (hash ^ static_cast<std::uint64_t>(key[k])) * 0x9E3779B97F4A7C15U;
+      hash ^= hash >> 29U;
+    }
+    const std::size_t mask = table_.size() - 1;
+    std::size_t slot = hash & mask;
+    while (table_[slot] >= 0 && !same(key, at(table_[slot]))) slot = (slot + 1) & mask;
+    return slot;
+  }
+  void grow() {
+    table_.assign(4 * table_.size(), -1);
+    for (std::int32_t n = 0; n < static_cast<std::int32_t>(count()); ++n) {
+      table_[slot_of(at(n))] = n;
+    }
+  }
   bool same(const std::int64_t* a, const std::int64_t* b) const noexcept {
     std::int64_t differs = 0;  // keys are short: a loop takes less time than memcmp()
     for (std::size_t k = 0; k < width_; ++k) differs |= a[k] ^ b[k];
@@ -628,7 +643,7 @@ py::object distinct_rows(const py::sequence& columns, const py::object& status) 
     values.push_back(view<std::int64_t>(kept.back(), "columns", rows));
   }
   const std::size_t width = values.size();
-  DistinctKeys keys(width, given.size());
+  DistinctKeys keys(width);
   py::array_t<std::int64_t> which(rows);
   const auto own = writable(which);
   std::vector<std::int64_t> key(width);
@@ -690,8 +705,8 @@ py::object laid_out(const py::sequence& widths, const py::object& strategy,
   const auto variants = view<std::int32_t>(variant, "variant", count);
   using Shape = std::array<std::int64_t, 5>;   // see same_shape
   using Layout = std::array<std::int64_t, 5>;  // its shape, and what else a layout has
-  DistinctKeys shapes(5, columns.rows());
-  DistinctKeys layouts(5, columns.rows());
+  DistinctKeys shapes(5);
+  DistinctKeys layouts(5);
   std::vector<std::int32_t> layout_of(columns.rows(), -1);
   const auto small = [](std::int64_t value) {  // no plan has a larger one
     return std::min<std::int64_t>(value, std::numeric_limits<std::int32_t>::max());
@@ -773,7 +788,7 @@ void bind_plan_records(py::module_& module) {
   for (const char* name : WidthColumns::kNames) names.append(name);
   module.attr("WIDTHS") = py::tuple(names);
   module.def("check_widths", &statuses_of, py::arg("widths"), py::arg("devices"),
-             py::arg("global_batch"));
+             py::arg("global_batch"), py::arg("threads") = 1);
   module.def("distinct_rows", &distinct_rows, py::arg("columns"), py::arg("status"));
   module.def("distinct_words", &distinct_words, py::arg("words"));
   module.def("laid_out", &laid_out, py::arg("widths"), py::arg("strategy"), py::arg("variant"),

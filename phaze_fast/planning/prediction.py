@@ -316,7 +316,7 @@ def predict_batch(
     if rows["tp"].ndim != 1:
         raise InvalidInputError("plans: expected scalars or one-dimensional arrays")
     widths = [rows[name] for name in _core.WIDTHS]
-    status = _core.check_widths(widths, cluster.devices, training.global_batch)
+    status = _core.check_widths(widths, cluster.devices, training.global_batch, workers)
     sizes, strategy, variant = _strategies(known, training, texts, rows, status)
     limit_bytes = float(memory_of(cluster.chip).capacity_bytes) - float(training.reserved_bytes)
     layouts, own, variants, at = _core.laid_out(widths, strategy, variant, training.global_batch)
@@ -375,8 +375,9 @@ def _strategies(
     kinds, which = _core.distinct_rows(columns, status)
     known = _known_strategies(model, training)
     sizes: list[StrategySizes] = []
-    number = np.full(len(kinds) + 1, -1)  # the last: rows without a strategy
-    codes = np.full((len(kinds) + 1, len(texts)), -1, dtype=np.int32)
+    texts_of = [np.flatnonzero(family_of == n).tolist() for n in range(len(families))]
+    number = [-1] * (len(kinds) + 1)  # the last: rows without a strategy
+    codes = [[-1] * len(texts) for _ in number]
     for k, (*fields_of, family) in enumerate(kinds.tolist()):
         key = (*fields_of, families[family])
         if key not in known:
@@ -385,10 +386,11 @@ def _strategies(
         if own is not None:
             number[k] = len(sizes)
             sizes.append(own[0])
-            codes[k, family_of == family] = own[1]
-    strategy = number[which]
+            for text, code in zip(texts_of[family], own[1], strict=True):
+                codes[k][text] = code
+    strategy = np.array(number)[which]
     status[(status == 0) & (strategy < 0)] = _core.PlanStatus.BAD_STRATEGY
-    return sizes, strategy, codes[which, rows["recompute"]]
+    return sizes, strategy, np.array(codes, dtype=np.int32)[which, rows["recompute"]]
 
 
 _OVERLAPPING = np.array([name in OVERLAPPING for name in SCHEDULES])

@@ -58,6 +58,7 @@ std::span<const PlanEstimate> PlanEstimator::estimate(const Group& group, Pipeli
   sum_states();
   find_totals();
   find_moved();
+  for (Row& row : rows_) find_joules(&row);
   find_fullest(stages);
   if (by_part) {
     find_tails();
@@ -146,7 +147,7 @@ void PlanEstimator::list_rows() {
   for (const std::size_t number : layouts_) {
     const PricedLayout& layout = space_->layouts[number];
     const LayoutCosts& costs = space_->layout_costs[at(layout.costs)];
-    Row row{&layout, &costs, 0, 0, 0, columns_, columns_ + 1, 0.0};
+    Row row{&layout, &costs, 0, 0, 0, columns_, columns_ + 1, 0.0, 0.0, 0.0};
     columns_ += 2;
     const LayoutRecord& l = layout.record;
     const std::array<std::int64_t, 3> of{l.dp, sharing_replicas(l), l.zero};
@@ -342,9 +343,15 @@ void PlanEstimator::find_loads() {
   for (int k = 0; k < stages_; ++k) {
     double* const load_s = &loads_s_[at(k) * width_];
     std::fill_n(load_s, width_, 0.0);
+    find_recomputes(k);
     for_chunks(k, [&](int c, int i, int j) { find_passes(k, c, i, j, load_s); });
     for (std::size_t s = 0; s < width_; ++s) max_load_s_[s] = std::max(max_load_s_[s], load_s[s]);
   }
+}
+
+void PlanEstimator::find_recomputes(int stage) {
+  recomputes_.clear();
+  for (std::size_t p = 0; p < shared_.size(); ++p) recomputes_.push_back(recompute_of(p, stage));
 }
 
 // Fills the passes of a chunk, layers i..j, in all steps, and adds them to the stage's loads. The
@@ -359,8 +366,9 @@ void PlanEstimator::find_passes(int stage, int chunk, int i, int j, double* load
     const Played& played = played_[s < played_.size() ? s : 0];
     const Step& step = steps_[played.step];
     const double forward_s = sums[step.passes.forward];
-    const double back_s =
-        backward_s(step.passes.backward, recompute_of(played.partition, stage), stage, chunk);
+    const StageRecompute r = recomputes_[played.partition];
+    const double back_s = r.count == 0 ? sums[step.passes.backward + variant_at_[at(r.rest)]]
+                                       : backward_s(step.passes.backward, r, stage, chunk);
     const bool sends = step.layout != nullptr;
     const double enter_s = sends ? enters * on_->enter_s(*step.layout, own) : 0.0;
     const double leave_s = sends ? leaves * on_->leave_s(*step.layout, own) : 0.0;
@@ -659,6 +667,19 @@ void PlanEstimator::sum_late(const LayoutCosts& costs) {
   }
 }
 
+// Whether a stage has the layers of the stage before it and no more micro-batches in flight, so
+// that it is no fuller: peaks rise with the micro-batches in flight if all gradients are always
+// there.
+bool PlanEstimator::no_fuller(std::size_t partition, int stage) const noexcept {
+  if (stage == 0 || space_->training.late_gradients != 0) return false;
+  const StageShare& before = stages_shared_[at(stage) - 1];
+  const StageShare& shared = stages_shared_[at(stage)];
+  const StageBytes* const own = &stage_bytes_[partition * at(stages_) + at(stage)];
+  return shared.blocks >= 0 && shared.blocks == before.blocks && shared.once == before.once &&
+         shared.in_flight <= before.in_flight && own->live == (own - 1)->live &&
+         own->stash == (own - 1)->stash;
+}
+
 // The memory of the fullest stage; appends the bytes of every stage to `stages` if given.
 PlanEstimate PlanEstimator::fullest_stage(std::size_t partition, std::size_t sizes,
                                           std::vector<StageEstimate>* stages) const {
@@ -670,6 +691,7 @@ PlanEstimate PlanEstimator::fullest_stage(std::size_t partition, std::size_t siz
   const bool layer_peaks = chunks_ == 1 && space_->size_of(shape().strategy, 0).layer_peaks != 0;
   PlanEstimate found{};
   for (int k = 0; k < stages_; ++k) {
+    if (stages == nullptr && !layer_peaks && no_fuller(partition, k)) continue;
     const StageShare& shared = stages_shared_[at(k)];
     const StageBytes& own = stage_bytes_[partition * at(stages_) + at(k)];
     double gather = 0.0;
@@ -779,13 +801,11 @@ void PlanEstimator::find_moved() {
   }
 }
 
-// Energy of operators on the chip and static power, the optimiser's HBM traffic, and the bytes
-// that devices send one another, counted as a ring sends them; at most what the chips' power
-// limit supplies.
-double PlanEstimator::energy_j(const Plan& plan, double time_s) const {
-  const Row& row = rows_[plan.layout];
-  const LayoutRecord& l = row.layout->record;
-  const LayoutCosts& costs = *row.costs;
+// The optimiser's HBM traffic, and the bytes that devices send one another, counted as a ring sends
+// them.
+void PlanEstimator::find_joules(Row* row) const {
+  const LayoutRecord& l = row->layout->record;
+  const LayoutCosts& costs = *row->costs;
   const StrategyRecord& s = space_->strategies[at(l.strategy)];
   const auto m = static_cast<double>(l.micro_batches);
   const double inner = static_cast<double>(s.tp * s.cp) * static_cast<double>(l.dp);
@@ -804,10 +824,20 @@ double PlanEstimator::energy_j(const Plan& plan, double time_s) const {
   synced += among * trained * t.gradient_bytes / costs.shards;
   const double hops = l.pp > 1 ? places_of(l) - 1 : 0.0;
   const double sent = inner * m * (s.sent_bytes + 2.0 * hops * s.message_bytes) + inner * synced;
+  row->moved_j = inner * sizes_[row->sizes].moved_bytes * t.hbm_byte_j;
+  row->sent_j = sent * t.network_byte_j;
+}
+
+// Energy of operators on the chip, traffic and static power; at most what the chips' power limit
+// supplies.
+double PlanEstimator::energy_j(const Plan& plan, double time_s) const {
+  const Row& row = rows_[plan.layout];
+  const LayoutRecord& l = row.layout->record;
+  const StrategyRecord& s = space_->strategies[at(l.strategy)];
+  const double inner = static_cast<double>(s.tp * s.cp) * static_cast<double>(l.dp);
   const double device_s = time_s * inner * l.pp;
-  const double drawn_j = inner * rounds_of(l) * shared_[plan.partition].passes_j +
-                         inner * sizes_[row.sizes].moved_bytes * t.hbm_byte_j +
-                         sent * t.network_byte_j + times_.static_w * device_s;
+  const double drawn_j = inner * rounds_of(l) * shared_[plan.partition].passes_j + row.moved_j +
+                         row.sent_j + times_.static_w * device_s;
   return std::min(drawn_j, times_.limit_w * device_s);
 }
 

@@ -66,6 +66,7 @@ class PlanEstimator {
     std::size_t sizes;
     std::size_t sync, after;  // columns: exchange of gradients; optimiser with gathers of weights
     double longest_tail_s;    // the longest work of a stage after the last pass
+    double moved_j, sent_j;   // of the optimiser's traffic, and of what devices send one another
   };
   // A step of a partition, which is simulated for the plans that need it.
   struct Played {
@@ -153,6 +154,7 @@ class PlanEstimator {
     return step_s_[played_at_[partition * steps_.size() + step]];
   }
   void find_loads();
+  void find_recomputes(int stage);
   void find_passes(int stage, int chunk, int i, int j, double* load_s);
   void simulate(PipelinePlayer* player);
   double longest_tail_s(const Row& row) const;
@@ -168,6 +170,7 @@ class PlanEstimator {
   StageBytes stage_bytes(std::size_t partition, int stage);
   void find_fullest(std::vector<StageEstimate>* stages);
   void sum_late(const LayoutCosts& costs);
+  bool no_fuller(std::size_t partition, int stage) const noexcept;
   PlanEstimate fullest_stage(std::size_t partition, std::size_t sizes,
                              std::vector<StageEstimate>* stages) const;
   void sum_states();
@@ -176,6 +179,7 @@ class PlanEstimator {
   void find_totals();
   double passes_j(const Shared& shared) const;
   void find_moved();
+  void find_joules(Row* row) const;
   double energy_j(const Plan& plan, double time_s) const;
 
   // ---- of the group ----
@@ -197,7 +201,8 @@ class PlanEstimator {
   std::vector<Level> levels_;  // levels 1, 2, ...
   Passes plain_{};             // of level 0
   std::vector<Played> played_;
-  std::vector<std::size_t> played_at_;  // [partition][step]: position in `played_`, or none
+  std::vector<StageRecompute> recomputes_;  // of one stage, by partition
+  std::vector<std::size_t> played_at_;      // [partition][step]: position in `played_`, or none
   std::vector<PlanEstimate> found_;
 
   // Columns of seconds, summed over the layers before each cut and each border between variants.

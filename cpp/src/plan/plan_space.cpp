@@ -257,6 +257,7 @@ Status PlanSpaceImpl::take_layouts(const PlanProblem& problem) {
     std::int32_t costs = -1;
   };
   std::unordered_map<Key, Shared, HashOfWords<6>> shared;
+  shared.reserve(problem.layouts.size() / 4);
   std::vector<Shared*> own(problem.layouts.size());
   std::int32_t last = 0;
   Key key_before{};
