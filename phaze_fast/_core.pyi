@@ -449,10 +449,16 @@ class LaidOut(NamedTuple):
     variant: _Array
     rows: _Array
 
-def distinct_rows(columns: Sequence[_Array], status: _Array) -> tuple[_Array, _Array]: ...
+def distinct_rows(
+    columns: Sequence[_Array], status: _Array, threads: int = ...
+) -> tuple[_Array, _Array]: ...
 def distinct_words(words: _Array) -> tuple[_Array, _Array]: ...
 def laid_out(
-    widths: Sequence[_Array], strategy: _Array, variant: _Array, global_batch: int
+    widths: Sequence[_Array],
+    strategy: _Array,
+    variant: _Array,
+    global_batch: int,
+    threads: int = ...,
 ) -> LaidOut: ...
 
 class EstimatedPlan(NamedTuple):

@@ -174,9 +174,9 @@ class PyPlanSpace {
       free_of.push_back([&level](std::size_t s) { return level[s]; });
     }
     const auto layouts = view<std::int64_t>(layout, "layout");
-    const auto plans = static_cast<py::ssize_t>(layouts.size());
-    const auto chosen = view<std::int32_t>(variant, "variant", plans);
-    const auto places = view<std::int64_t>(place, "place", plans);
+    const std::size_t plans = layouts.size();
+    const auto chosen = view<std::int32_t>(variant, "variant", static_cast<py::ssize_t>(plans));
+    const auto places = view<std::int64_t>(place, "place", static_cast<py::ssize_t>(plans));
     const auto known = view<std::int32_t>(status, "status");
     const std::size_t rows = known.size();
     std::vector<std::uint8_t> placed(rows, 0);
@@ -188,18 +188,27 @@ class PyPlanSpace {
       placed[static_cast<std::size_t>(own)] = 1;
     }
     const int workers = checked_threads(threads);
+    constexpr std::size_t kBlock = 768;
+    const auto at_most = static_cast<std::size_t>(std::max(workers, 1));
     constexpr std::size_t kNumbers = offsetof(PlanEstimate, fullest) / sizeof(double);
     py::array_t<double> numbers({kNumbers, rows});
     py::array_t<std::int32_t> codes({std::size_t{3}, rows});
     const std::span<double> number = writable(numbers);
     const std::span<std::int32_t> code = writable(codes);
-    const auto put = [&](std::size_t row, const PlanEstimate& own) {
-      double values[kNumbers];
-      std::memcpy(values, &own, sizeof(values));
-      for (std::size_t k = 0; k < kNumbers; ++k) number[k * rows + row] = values[k];
-      code[row] = own.fullest;
-      code[rows + row] = own.status;
-      code[2 * rows + row] = own.instant;
+    // Column by column: neighbouring plans often have neighbouring rows.
+    const auto put = [&](std::size_t count, const PlanEstimate* found, const auto& row_of_plan) {
+      for (std::size_t c = 0; c < kNumbers; ++c) {
+        const char* from = reinterpret_cast<const char*>(found) + c * sizeof(double);
+        for (std::size_t k = 0; k < count; ++k, from += sizeof(PlanEstimate)) {
+          std::memcpy(&number[c * rows + row_of_plan(k)], from, sizeof(double));
+        }
+      }
+      for (std::size_t k = 0; k < count; ++k) {
+        const std::size_t row = row_of_plan(k);
+        code[row] = found[k].fullest;
+        code[rows + row] = found[k].status;
+        code[2 * rows + row] = found[k].instant;
+      }
     };
     {
       const py::gil_scoped_release release;
@@ -207,18 +216,31 @@ class PyPlanSpace {
       none.time_s = std::numeric_limits<double>::quiet_NaN();
       for (std::size_t row = 0; row < rows; ++row) {
         none.status = known[row];
-        if (placed[row] == 0) put(row, none);
+        if (placed[row] == 0) put(1, &none, [&](std::size_t) { return row; });
       }
-      parallel_for(layouts.size(), workers, 256, [&](std::size_t begin, std::size_t end) {
-        const std::size_t count = end - begin;
-        space_.estimate_even(
-            layouts.subspan(begin, count), chosen.subspan(begin, count),
-            [&](std::size_t s) { return timed[s]; }, free_of, usable_bytes,
-            [&](std::span<const std::size_t> own, std::span<const PlanEstimate> estimates) {
-              for (std::size_t k = 0; k < own.size(); ++k) {
-                put(static_cast<std::size_t>(places[begin + own[k]]), estimates[k]);
-              }
-            });
+      // Plans take unequal times: each thread estimates every so many blocks of plans.
+      const std::size_t ways = std::clamp<std::size_t>(plans / kBlock, 1, at_most);
+      parallel_for(ways, workers, 1, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t way = begin; way < end; ++way) {
+          std::vector<std::size_t> own;  // numbers of plans
+          for (std::size_t first = way * kBlock; first < plans; first += ways * kBlock) {
+            for (std::size_t k = first; k < std::min(first + kBlock, plans); ++k) own.push_back(k);
+          }
+          std::vector<std::int64_t> own_layouts;
+          std::vector<std::int32_t> own_variants;
+          for (const std::size_t k : own) {
+            own_layouts.push_back(layouts[k]);
+            own_variants.push_back(chosen[k]);
+          }
+          space_.estimate_even(
+              own_layouts, own_variants, [&](std::size_t s) { return timed[s]; }, free_of,
+              usable_bytes,
+              [&](std::span<const std::size_t> numbers_of, std::span<const PlanEstimate> found) {
+                put(found.size(), found.data(), [&](std::size_t k) {
+                  return static_cast<std::size_t>(places[own[numbers_of[k]]]);
+                });
+              });
+        }
       });
     }
     return py::make_tuple(freeze(std::move(numbers)), freeze(std::move(codes)));
@@ -595,11 +617,14 @@ class DistinctKeys {
  private:
   // The slot that has a key, or the empty one that it would have.
   std::size_t slot_of(const std::int64_t* key) const noexcept {
+    constexpr std::uint64_t kOdd = 0x9E3779B97F4A7C15U;
     std::uint64_t hash = 0;
-    for (std::size_t k = 0; k < width_; ++k) {
-      hash = (hash ^ static_cast<std::uint64_t>(key[k])) * 0x9E3779B97F4A7C15U;
-      hash ^= hash >> 29U;
+    std::uint64_t factor = kOdd;
+    for (std::size_t k = 0; k < width_; ++k, factor += 2 * kOdd) {
+      hash += (static_cast<std::uint64_t>(key[k]) + k + 1) * factor;
     }
+    hash = (hash ^ (hash >> 32U)) * kOdd;
+    hash ^= hash >> 29U;
     const std::size_t mask = table_.size() - 1;
     std::size_t slot = hash & mask;
     while (table_[slot] >= 0 && !same(key, at(table_[slot]))) slot = (slot + 1) & mask;
@@ -631,10 +656,52 @@ std::vector<std::int32_t> places_of(const std::vector<std::int32_t>& order) {
   return places;
 }
 
+// Numbers the keys of rows in the order in which they first occur; `key_of` fills the key of a row,
+// or returns false: the row has none and gets -1. Each thread numbers the keys of a range of rows;
+// then these numbers are replaced by common ones.
+template <typename KeyOf>
+DistinctKeys number_rows(std::size_t width, std::span<std::int64_t> numbers, int threads,
+                         const KeyOf& key_of) {
+  constexpr std::size_t kGrain = 4096;
+  const std::size_t ranges = std::clamp<std::size_t>(
+      numbers.size() / kGrain, 1, static_cast<std::size_t>(std::max(threads, 1)));
+  std::vector<DistinctKeys> own(ranges, DistinctKeys(width));
+  std::vector<std::vector<std::int64_t>> common(ranges);
+  const auto each = [&](std::size_t range, const auto& use) {
+    const std::size_t share = (numbers.size() + ranges - 1) / ranges;
+    const std::size_t end = std::min(numbers.size(), (range + 1) * share);
+    for (std::size_t i = range * share; i < end; ++i) use(i);
+  };
+  parallel_for(ranges, threads, 1, [&](std::size_t begin, std::size_t end) {
+    std::vector<std::int64_t> key(width);
+    for (std::size_t range = begin; range < end; ++range) {
+      each(range, [&](std::size_t i) {
+        numbers[i] = key_of(i, key.data()) ? own[range].number_of(key.data()) : -1;
+      });
+    }
+  });
+  if (ranges == 1) return std::move(own[0]);
+  DistinctKeys all(width);
+  for (std::size_t range = 0; range < ranges; ++range) {
+    for (std::size_t k = 0; k < own[range].count(); ++k) {
+      common[range].push_back(all.number_of(own[range].at(static_cast<std::int32_t>(k))));
+    }
+  }
+  parallel_for(ranges, threads, 1, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t range = begin; range < end; ++range) {
+      each(range, [&](std::size_t i) {
+        if (numbers[i] >= 0) numbers[i] = common[range][static_cast<std::size_t>(numbers[i])];
+      });
+    }
+  });
+  return all;
+}
+
 // The distinct rows of columns of whole numbers, in order, and the position of each row among them;
 // rows with a status other than 0 are left out and have -1.
-py::object distinct_rows(const py::sequence& columns, const py::object& status) {
+py::object distinct_rows(const py::sequence& columns, const py::object& status, int threads) {
   const auto given = view<std::int32_t>(status, "status");
+  const int workers = checked_threads(threads);
   const auto rows = static_cast<py::ssize_t>(given.size());
   std::vector<py::array_t<std::int64_t>> kept;
   std::vector<std::span<const std::int64_t>> values;
@@ -643,16 +710,16 @@ py::object distinct_rows(const py::sequence& columns, const py::object& status) 
     values.push_back(view<std::int64_t>(kept.back(), "columns", rows));
   }
   const std::size_t width = values.size();
-  DistinctKeys keys(width);
   py::array_t<std::int64_t> which(rows);
   const auto own = writable(which);
-  std::vector<std::int64_t> key(width);
-  for (std::size_t i = 0; i < given.size(); ++i) {
-    own[i] = -1;
-    if (given[i] != 0) continue;
+  const auto key_of = [&](std::size_t i, std::int64_t* key) {
     for (std::size_t k = 0; k < width; ++k) key[k] = values[k][i];
-    own[i] = keys.number_of(key.data());
-  }
+    return given[i] == 0;
+  };
+  const DistinctKeys keys = [&] {
+    const py::gil_scoped_release release;
+    return number_rows(width, own, workers, key_of);
+  }();
   const std::vector<std::int32_t> order = keys.sorted();
   const std::vector<std::int32_t> places = places_of(order);
   for (std::int64_t& number : own) {
@@ -695,69 +762,83 @@ py::object distinct_words(const py::array& words) {
   return py::make_tuple(array(first), which);
 }
 
+// The layout of a key of laid_out(): its shape (see same_shape) comes first.
+constexpr std::size_t kShapeWidth = 5;
+constexpr std::size_t kLayoutWidth = 9;
+
+LayoutRecord layout_of_key(const std::int64_t* key) noexcept {
+  const auto code = [&](std::size_t k) { return static_cast<std::int32_t>(key[k]); };
+  return {code(0), code(3), code(1), code(2), code(5), code(6), key[7], key[4], key[8]};
+}
+
 // The plans of the rows that have a strategy (others have -1), in an order in which plans of one
 // shape are adjacent: the distinct layouts, and the layout, variant and row of each plan.
 py::object laid_out(const py::sequence& widths, const py::object& strategy,
-                    const py::object& variant, std::int64_t global_batch) {
+                    const py::object& variant, std::int64_t global_batch, int threads) {
   const WidthColumns columns(widths);
-  const auto count = static_cast<py::ssize_t>(columns.rows());
-  const auto strategies = view<std::int64_t>(strategy, "strategy", count);
-  const auto variants = view<std::int32_t>(variant, "variant", count);
-  using Shape = std::array<std::int64_t, 5>;   // see same_shape
-  using Layout = std::array<std::int64_t, 5>;  // its shape, and what else a layout has
-  DistinctKeys shapes(5);
-  DistinctKeys layouts(5);
-  std::vector<std::int32_t> layout_of(columns.rows(), -1);
-  const auto small = [](std::int64_t value) {  // no plan has a larger one
-    return std::min<std::int64_t>(value, std::numeric_limits<std::int32_t>::max());
-  };
-  for (std::size_t i = 0; i < columns.rows(); ++i) {
-    if (strategies[i] < 0) continue;
+  const int workers = checked_threads(threads);
+  const std::size_t rows = columns.rows();
+  const auto strategies = view<std::int64_t>(strategy, "strategy", static_cast<py::ssize_t>(rows));
+  const auto variants = view<std::int32_t>(variant, "variant", static_cast<py::ssize_t>(rows));
+  std::vector<std::int64_t> layout_of(rows);
+  const auto key_of = [&](std::size_t i, std::int64_t* key) {
+    if (strategies[i] < 0) return false;
     const PlanWidths w = columns[i];
     if (w.dp < 1 || w.micro_batch < 1) throw InvalidInput("widths: expected 1 or more");
-    const Shape shape{small(strategies[i]), small(w.pp), small(w.vpp), small(w.schedule),
-                      global_batch / (w.dp * w.micro_batch)};
-    const Layout layout{shapes.number_of(shape.data()), small(w.zero), small(w.rank_order), w.dp,
-                        w.shard};
-    layout_of[i] = layouts.number_of(layout.data());
+    const std::int64_t layout[kLayoutWidth] = {
+        strategies[i], w.pp,         w.vpp, w.schedule, global_batch / (w.dp * w.micro_batch),
+        w.zero,        w.rank_order, w.dp,  w.shard};
+    for (std::size_t k = 0; k < kLayoutWidth; ++k) {
+      const bool wide = k == 4 || k >= 7;  // others are 32 bits; no plan has a larger one
+      constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+      key[k] = wide ? layout[k] : std::min(layout[k], kMost);
+    }
+    return true;
+  };
+  const DistinctKeys keys = [&] {
+    const py::gil_scoped_release release;
+    return number_rows(kLayoutWidth, layout_of, workers, key_of);
+  }();
+  DistinctKeys shapes(kShapeWidth);
+  std::vector<std::size_t> shape_of;  // by layout
+  for (std::size_t k = 0; k < keys.count(); ++k) {
+    shape_of.push_back(
+        static_cast<std::size_t>(shapes.number_of(keys.at(static_cast<std::int32_t>(k)))));
   }
   const std::vector<std::int32_t> shape_places = places_of(shapes.sorted());
-  // Plans by the place of their shape, each shape's in the order of rows.
+  for (std::size_t& shape : shape_of) shape = static_cast<std::size_t>(shape_places[shape]);
+  // Plans and layouts by the place of their shape, those of one shape in the order of rows.
   std::vector<std::size_t> next(shapes.count() + 1, 0);
-  const auto shape_of = [&](std::int32_t layout) {
-    return static_cast<std::size_t>(shape_places[static_cast<std::size_t>(layouts.at(layout)[0])]);
-  };
-  for (const std::int32_t layout : layout_of) {
-    if (layout >= 0) ++next[shape_of(layout) + 1];
+  std::vector<std::size_t> next_layout(next.size(), 0);
+  for (const std::size_t shape : shape_of) ++next_layout[shape + 1];
+  for (const std::int64_t layout : layout_of) {
+    if (layout >= 0) ++next[shape_of[static_cast<std::size_t>(layout)] + 1];
   }
-  for (std::size_t k = 1; k < next.size(); ++k) next[k] += next[k - 1];
+  std::partial_sum(next.begin(), next.end(), next.begin());
+  std::partial_sum(next_layout.begin(), next_layout.end(), next_layout.begin());
   const auto plans = static_cast<py::ssize_t>(next.back());
+  py::array_t<LayoutRecord> layouts(static_cast<py::ssize_t>(keys.count()));
   py::array_t<std::int64_t> own_layout(plans);
   py::array_t<std::int32_t> own_variant(plans);
   py::array_t<std::int64_t> own_row(plans);
-  for (std::size_t i = 0; i < columns.rows(); ++i) {
+  const auto records = writable(layouts);
+  const auto of_layout = writable(own_layout);
+  const auto of_variant = writable(own_variant);
+  const auto of_row = writable(own_row);
+  std::vector<std::size_t> place_of;
+  for (std::size_t k = 0; k < keys.count(); ++k) {
+    place_of.push_back(next_layout[shape_of[k]]++);
+    records[place_of[k]] = layout_of_key(keys.at(static_cast<std::int32_t>(k)));
+  }
+  for (std::size_t i = 0; i < rows; ++i) {
     if (layout_of[i] < 0) continue;
-    const auto k = static_cast<py::ssize_t>(next[shape_of(layout_of[i])]++);
-    own_layout.mutable_at(k) = layout_of[i];
-    own_variant.mutable_at(k) = variants[i];
-    own_row.mutable_at(k) = static_cast<std::int64_t>(i);
+    const auto layout = static_cast<std::size_t>(layout_of[i]);
+    const std::size_t k = next[shape_of[layout]]++;
+    of_layout[k] = static_cast<std::int64_t>(place_of[layout]);
+    of_variant[k] = variants[i];
+    of_row[k] = static_cast<std::int64_t>(i);
   }
-  std::vector<std::int64_t> place_of(layouts.count(), -1);
-  std::vector<LayoutRecord> records;
-  for (py::ssize_t k = 0; k < plans; ++k) {
-    std::int64_t& own = own_layout.mutable_at(k);
-    std::int64_t& place = place_of[static_cast<std::size_t>(own)];
-    if (place < 0) {
-      place = static_cast<std::int64_t>(records.size());
-      const std::int64_t* const l = layouts.at(static_cast<std::int32_t>(own));
-      const std::int64_t* const s = shapes.at(static_cast<std::int32_t>(l[0]));
-      const auto code = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
-      records.push_back({code(s[0]), code(s[3]), code(s[1]), code(s[2]), code(l[1]), code(l[2]),
-                         l[3], s[4], l[4]});
-    }
-    own = place;
-  }
-  return result("LaidOut", array(records), freeze(std::move(own_layout)),
+  return result("LaidOut", freeze(std::move(layouts)), freeze(std::move(own_layout)),
                 freeze(std::move(own_variant)), freeze(std::move(own_row)));
 }
 
@@ -789,10 +870,11 @@ void bind_plan_records(py::module_& module) {
   module.attr("WIDTHS") = py::tuple(names);
   module.def("check_widths", &statuses_of, py::arg("widths"), py::arg("devices"),
              py::arg("global_batch"), py::arg("threads") = 1);
-  module.def("distinct_rows", &distinct_rows, py::arg("columns"), py::arg("status"));
+  module.def("distinct_rows", &distinct_rows, py::arg("columns"), py::arg("status"),
+             py::arg("threads") = 1);
   module.def("distinct_words", &distinct_words, py::arg("words"));
   module.def("laid_out", &laid_out, py::arg("widths"), py::arg("strategy"), py::arg("variant"),
-             py::arg("global_batch"));
+             py::arg("global_batch"), py::arg("threads") = 1);
   module.attr("MAX_VARIANTS") = kMaxVariants;
   module.attr("PLACED_DTYPE") = py::dtype::of<PlacedRecord>();
   module.attr("LAYER_KIND_DTYPE") = py::dtype::of<LayerKindRecord>();

@@ -317,9 +317,11 @@ def predict_batch(
         raise InvalidInputError("plans: expected scalars or one-dimensional arrays")
     widths = [rows[name] for name in _core.WIDTHS]
     status = _core.check_widths(widths, cluster.devices, training.global_batch, workers)
-    sizes, strategy, variant = _strategies(known, training, texts, rows, status)
+    sizes, strategy, variant = _strategies(known, training, texts, rows, status, workers)
     limit_bytes = float(memory_of(cluster.chip).capacity_bytes) - float(training.reserved_bytes)
-    layouts, own, variants, at = _core.laid_out(widths, strategy, variant, training.global_batch)
+    layouts, own, variants, at = _core.laid_out(
+        widths, strategy, variant, training.global_batch, workers
+    )
     if not len(at):
         nothing = (
             np.full(len(status), np.nan),
@@ -346,6 +348,7 @@ def _strategies(
     texts: Sequence[str],
     rows: Mapping[str, Array],
     status: Array,
+    threads: int,
 ) -> tuple[list[StrategySizes], Array, Array]:
     """Size every strategy of the legal rows; mark rows in `status` that the model does not allow.
 
@@ -372,7 +375,7 @@ def _strategies(
         rows["offload_optimizer"],
         family_of[rows["recompute"]],
     )
-    kinds, which = _core.distinct_rows(columns, status)
+    kinds, which = _core.distinct_rows(columns, status, threads)
     known = _known_strategies(model, training)
     sizes: list[StrategySizes] = []
     texts_of = [np.flatnonzero(family_of == n).tolist() for n in range(len(families))]

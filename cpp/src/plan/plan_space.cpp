@@ -87,6 +87,14 @@ std::int64_t apart_of(const LayoutRecord& l, std::int64_t inner) noexcept {
                                                                                : inner * l.pp;
 }
 
+StageRanks ranks_of(const LayoutRecord& l, const StrategyRecord& s) noexcept {
+  const std::int64_t inner = s.tp * s.cp;
+  if (l.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside)) {
+    return {inner * l.dp, 1, 0};
+  }
+  return {inner, l.dp, l.dp > 1 ? inner * l.pp : 0};
+}
+
 bool known_schedule(std::int32_t code) noexcept {
   return code >= 0 && code < kPipelineScheduleCount;
 }
@@ -474,70 +482,61 @@ bool PlanSpaceImpl::slower_outward(double bytes) noexcept {
   return prices_.outward = true;
 }
 
-namespace {
-
-// The devices of a stage: `runs` blocks of `block` consecutive ranks, every `apart` ranks.
-struct StageRanks {
-  std::int64_t block, runs, apart;
-
-  StageRanks(const LayoutRecord& l, std::int64_t inner) noexcept {
-    const bool inside = l.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
-    block = inside ? inner * l.dp : inner;
-    runs = inside ? 1 : l.dp;
-    apart = runs > 1 ? inner * l.pp : 0;
-  }
-};
-
-}  // namespace
-
 // Messages between neighbouring stages depend on few fields of a layout: most layouts have those of
 // an earlier one.
 std::span<const double> PlanSpaceImpl::messages_of(const LayoutRecord& layout, Status* status) {
   const StrategyRecord& s = strategies[at(layout.strategy)];
-  const StageRanks ranks(layout, s.tp * s.cp);
+  const StageRanks ranks = ranks_of(layout, s);
   const auto [known, added] =
       prices_.chains.try_emplace({std::bit_cast<std::int64_t>(s.message_bytes), ranks.block,
                                   ranks.runs, ranks.apart, layout.pp});
   if (!added) return known->second;
   std::vector<double>& own = messages.emplace_back(at(layout.pp), 0.0);
   for (int k = 1; k < layout.pp; ++k) {
-    own[at(k)] = message_s(layout, s.message_bytes, k - 1, k, status);
+    own[at(k)] = slowest_message_s(ranks, s.message_bytes, k - 1, k, status);
   }
   return known->second = own;
 }
 
-// The slowest of the messages from all devices of stage `from` to those of stage `to`: the devices
-// of a stage are contiguous blocks of ranks, one for each run of replicas.
+// Other messages are few, and often of layouts that follow each other.
 double PlanSpaceImpl::message_s(const LayoutRecord& layout, double bytes, int from, int to,
                                 Status* status) {
-  const StrategyRecord& s = strategies[at(layout.strategy)];
-  const auto [block, runs, apart] = StageRanks(layout, s.tp * s.cp);
-  const std::int64_t distance = std::abs(to - from) * block;
-  const std::int64_t first = std::min(from, to) * block;
-  const auto [known, added] = prices_.messages.try_emplace(
-      {first, block, distance, apart, runs, std::bit_cast<std::int64_t>(bytes)}, 0.0);
-  if (!added) return known->second;
+  const StageRanks ranks = ranks_of(layout, strategies[at(layout.strategy)]);
+  const auto [known, added] =
+      prices_.messages.try_emplace({std::min(from, to), std::max(from, to), ranks.block, ranks.runs,
+                                    ranks.apart, std::bit_cast<std::int64_t>(bytes)},
+                                   0.0);
+  if (added) known->second = slowest_message_s(ranks, bytes, from, to, status);
+  return known->second;
+}
+
+// The slowest of the messages from all devices of stage `from` to those of stage `to`, which take
+// the same time in both directions.
+double PlanSpaceImpl::slowest_message_s(const StageRanks& ranks, double bytes, int from, int to,
+                                        Status* status) {
+  const std::int64_t distance = std::abs(to - from) * ranks.block;
+  const std::int64_t first = std::min(from, to) * ranks.block;
   double slowest = 0.0;
-  // A message takes the same time in both directions.
   const auto send = [&](std::int64_t rank) {
     const CollectiveResult sent = message(fabric, bytes, rank, rank + distance);
     if (sent.status != Status::kOk) *status = sent.status;
     slowest = std::max(slowest, sent.time_s);
   };
-  if (slower_outward(bytes)) {
-    Sender highest = highest_sender(first, block, distance);
-    for (std::int64_t k = 1; k < runs; ++k) {
-      const Sender own = highest_sender(first + k * apart, block, distance);
-      if (own.unit > highest.unit) highest = own;
+  if (!slower_outward(bytes)) {
+    for (std::int64_t k = 0; k < ranks.runs; ++k) {
+      const std::int64_t low = first + k * ranks.apart;
+      for (std::int64_t rank = low; rank < low + ranks.block; ++rank) send(rank);
     }
-    send(highest.rank);
-  } else {
-    for (std::int64_t k = 0; k < runs; ++k) {
-      const std::int64_t low = first + k * apart;
-      for (std::int64_t rank = low; rank < low + block; ++rank) send(rank);
-    }
+    return slowest;
   }
-  known->second = slowest;
+  std::int64_t top = 1;  // ranks of a unit below the highest tier
+  for (int l = 0; l + 1 < fabric.record.levels; ++l) top *= fabric.record.size[l];
+  Sender highest = highest_sender(first, ranks.block, distance);
+  for (std::int64_t k = 1; k < ranks.runs && highest.unit < top; ++k) {
+    const Sender own = highest_sender(first + k * ranks.apart, ranks.block, distance);
+    if (own.unit > highest.unit) highest = own;
+  }
+  send(highest.rank);
   return slowest;
 }
 

@@ -176,7 +176,7 @@ struct GroupPrices {
     double bytes, time_s;
   };
   std::unordered_map<std::array<std::int64_t, 4>, std::vector<Price>, HashOfWords<4>> collectives;
-  // By the five numbers that describe the ranks in message_s(), and the bits of the bytes.
+  // By both stages, the three numbers of their ranks, and the bits of the bytes.
   std::unordered_map<std::array<std::int64_t, 6>, double, HashOfWords<6>> messages;
   // Between all neighbouring stages: by the bits of the bytes, the ranks of a block, the runs of
   // replicas and their distance, and the stages.
@@ -196,6 +196,11 @@ struct PricedGroup {
 struct ExchangeGroups {
   PricedGroup dense, experts, copies;
   std::int64_t expert_holders;
+};
+
+// The devices of a stage: `runs` blocks of `block` consecutive ranks, every `apart` ranks.
+struct StageRanks {
+  std::int64_t block, runs, apart;
 };
 
 class BlockCapacity;  // plan_bounds.cpp
@@ -288,6 +293,7 @@ class PlanSpaceImpl {
   Sender highest_sender(std::int64_t low, std::int64_t block, std::int64_t distance) const noexcept;
   bool slower_outward(double bytes) noexcept;
   double message_s(const LayoutRecord& layout, double bytes, int from, int to, Status* status);
+  double slowest_message_s(const StageRanks& ranks, double bytes, int from, int to, Status* status);
   std::span<const double> messages_of(const LayoutRecord& layout, Status* status);
   PricedGroup priced_group(std::int64_t ranks, std::int64_t stride, std::int64_t outer,
                            std::int64_t outer_stride);
