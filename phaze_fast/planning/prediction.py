@@ -362,7 +362,11 @@ def _strategies(
         The strategies, the position of each row's strategy (-1: none), and the code of what each
         row recomputes (-1: the fastest that fits).
     """
-    families, family_of = _families(texts)
+    families = _families(texts)
+    family_of = np.zeros(len(texts), dtype=np.int64)
+    for n, family in enumerate(families):
+        family_of[family] = n
+    named = [tuple(texts[n] for n in family) for family in families]
     kind = np.where(rows["cp"] > 1, rows["cp_kind"], 0)
     etp = np.where(rows["etp"] == rows["tp"], 0, rows["etp"])
     overlapping = _OVERLAPPING[rows["schedule"]]
@@ -378,18 +382,17 @@ def _strategies(
     kinds, which = _core.distinct_rows(columns, status, threads)
     known = _known_strategies(model, training)
     sizes: list[StrategySizes] = []
-    texts_of = [np.flatnonzero(family_of == n).tolist() for n in range(len(families))]
     number = [-1] * (len(kinds) + 1)  # the last: rows without a strategy
     codes = [[-1] * len(texts) for _ in number]
-    for k, (*fields_of, family) in enumerate(kinds.tolist()):
-        key = (*fields_of, families[family])
+    for k, (*fields_of, own_family) in enumerate(kinds.tolist()):
+        key = (*fields_of, named[own_family])
         if key not in known:
             known[key] = _sized(model, training, *key)
         own = known[key]
         if own is not None:
             number[k] = len(sizes)
             sizes.append(own[0])
-            for text, code in zip(texts_of[family], own[1], strict=True):
+            for text, code in zip(families[own_family], own[1], strict=True):
                 codes[k][text] = code
     strategy = np.array(number)[which]
     status[(status == 0) & (strategy < 0)] = _core.PlanStatus.BAD_STRATEGY
@@ -400,23 +403,22 @@ _OVERLAPPING = np.array([name in OVERLAPPING for name in SCHEDULES])
 """Whether exchanges among experts overlap passes, by code of the schedule."""
 
 
-def _families(texts: Sequence[str]) -> tuple[list[tuple[str, ...]], Array]:
-    """Divide texts that say what plans recompute into families that one strategy can have."""
-    families: list[tuple[str, ...]] = []
-    family_of: Array = np.zeros(len(texts), dtype=np.int64)
-    last = -1  # the family that still grows
-    for n, text in enumerate(texts):
-        grown = (*families[last], text) if last >= 0 else (text,)
-        if text == "auto":
-            families.append((text,))
-            family_of[n] = len(families) - 1
-        elif last >= 0 and len(modes_in(grown)) <= _core.MAX_VARIANTS:
-            families[last] = grown
-            family_of[n] = last
-        else:
-            families.append((text,))
-            family_of[n] = last = len(families) - 1
-    return families, family_of
+def _families(texts: Sequence[str]) -> list[list[int]]:
+    """Divide texts that say what plans recompute into families that one strategy can have.
+
+    A family has the positions of its texts, which do not depend on the order of rows.
+    """
+    families: list[list[int]] = []
+    last: list[int] = []  # the family that still grows
+    for n in sorted(range(len(texts)), key=texts.__getitem__):
+        modes = modes_in([texts[k] for k in (*last, n)]) if texts[n] != "auto" else ()
+        if modes and last and len(modes) <= _core.MAX_VARIANTS:
+            last.append(n)
+            continue
+        families.append([n])
+        if modes:
+            last = families[-1]
+    return families
 
 
 @lru_cache(maxsize=16)
