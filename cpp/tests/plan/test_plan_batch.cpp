@@ -132,7 +132,10 @@ void a_batch_is_its_plans_one_by_one(unsigned seed) {
         c.space.even_partition(row, times, variants[k], c.memory_limit, &partition);
     CHECK((status == PlanStatus::kOk) == std::isfinite(found[k].time_s));
     if (status != PlanStatus::kOk) continue;
-    const PlanEstimate one = c.space.estimate(row, partition, times, free, c.memory_limit, nullptr);
+    std::vector<StageEstimate> stages;  // of a plan with stages, no stage is skipped
+    const PlanEstimate one = c.space.estimate(row, partition, times, free, c.memory_limit, &stages);
+    CHECK(one.fullest == found[k].fullest && one.instant == found[k].instant);
+    for (const StageEstimate& own : stages) CHECK(total(own.memory) <= found[k].memory_bytes);
     CHECK(one.time_s == found[k].time_s && one.memory_bytes == found[k].memory_bytes);
     CHECK(one.energy_j == found[k].energy_j && one.status == found[k].status);
     const PlanParts& a = one.parts;
