@@ -493,36 +493,39 @@ class PlanEvaluator:
     def estimate_even(
         self,
         times: KindTimes,
+        layouts: Array,
         variants: Array,
         limit_bytes: float,
         free: Sequence[KindTimes] = (),
         rows: tuple[Array, Array] | None = None,
         threads: int = 1,
     ) -> dict[str, Array]:
-        """Estimate the even partition of every layout: columns by field of a plan's estimate.
+        """Estimate even partitions of layouts: columns by field of a plan's estimate.
 
         Parameters
         ----------
         times
             One row per strategy.
+        layouts
+            Position of each plan's layout; plans of one shape that follow each other are estimated
+            together.
         variants
-            What each layout recomputes, as `recompute_code` writes it; -1: the fastest that fits,
-            -2: the layout is not estimated.
+            What each plan recomputes, as `recompute_code` writes it; -1: the fastest that fits.
         limit_bytes
             Usable memory of a device.
         free
             Times by level of `free_times`, one row per strategy; without them, the time of a step
             is not split into parts.
         rows
-            The row of each layout in the columns, and the status of all rows, which those without
-            a layout keep; by default one row per layout.
+            The row of each plan in the columns, and the status of all rows, which those without a
+            plan keep; by default one row per plan.
         threads
             Most threads to use; the answer does not depend on it.
         """
-        count = len(self.layouts)
+        count = len(layouts)
         places, status = rows or (np.arange(count), np.zeros(count, dtype=np.int32))
         columns = self.space.estimate_even(
-            times, variants, limit_bytes, free, places, status, threads
+            times, layouts, variants, limit_bytes, free, places, status, threads
         )
         return dict(
             zip(ESTIMATE_COLUMNS, (column for part in columns for column in part), strict=True)
@@ -548,11 +551,12 @@ class PlanEvaluator:
             wave = order[begin : begin + _EVEN_AT_ONCE]
             if np.isinf(bounds[wave[0]]) or bounds[wave[0]] > found[0].min():
                 break
-            variants = np.full(len(order), -2, dtype=np.int32)
-            variants[wave] = -1
-            estimates = self.estimate_even(times, variants, limit_bytes, threads=threads)
-            fits = wave[(estimates["status"][wave] == 0) & np.isfinite(bounds[wave])]
-            found[:, fits] = estimates["time_s"][fits], estimates["memory_bytes"][fits]
+            wave.sort()
+            variants = np.full(len(wave), -1, dtype=np.int32)
+            estimates = self.estimate_even(times, wave, variants, limit_bytes, threads=threads)
+            fits = (estimates["status"] == 0) & np.isfinite(bounds[wave])
+            found[0, wave[fits]] = estimates["time_s"][fits]
+            found[1, wave[fits]] = estimates["memory_bytes"][fits]
         best = int(np.argmin(found[0]))
         if np.isinf(found[0, best]):
             return []
