@@ -14,7 +14,7 @@ namespace {
 constexpr std::int64_t kBetweenChecks = 256;  // nodes between checks of the clock
 // Nodes searched before the local search runs, which takes as long as hundreds of nodes; most
 // searches that only decide whether a schedule below `enough_s` exists need no better schedule.
-constexpr std::int64_t kBeforeImproving = 256;
+constexpr std::int64_t kBeforeImproving = 1024;
 constexpr std::int64_t kBeforeImprovingToDecide = 2048;
 constexpr std::size_t kMaxRemembered = 1u << 20;
 
@@ -24,9 +24,10 @@ template <typename Bits>
 struct State {
   PartialSchedule<Bits> partial;
   std::int32_t first;  // operators before this one in start order were decided
-  // Operators that could have run alone at an earlier time at which nothing ran, and did not.
-  // Moving such an operator to that time changes only the order, so running it alone later need
-  // not be tried.
+  bool begun;          // one operator started while nothing ran; another one is to start with it
+  // Operators that could have run by themselves at an earlier time at which nothing ran, and did
+  // not. Moving such an operator to that time changes only the order, so running it by itself later
+  // need not be tried.
   Bits barred;
   // [i]: operators whose useful mode i could have started at the previous node and did not.
   // Starting such an operator in that mode now would only delay it, so this is not tried.
@@ -34,7 +35,7 @@ struct State {
 };
 
 constexpr std::int32_t kWait = -1;  // wait for the next operator to finish
-constexpr std::int32_t kEnd = -2;   // run the remaining operators alone, one after another
+constexpr std::int32_t kEnd = -2;   // run the remaining operators one after another
 constexpr int kMaxSide = 12;        // most concurrent operators of a state that is stored
 
 template <typename Bits>
@@ -86,6 +87,7 @@ class Search {
     State<Bits> root;
     root.partial = facts_.beginning();
     root.first = 0;
+    root.begun = false;
     root.barred = 0;
     std::fill(root.passed, root.passed + kMaxModes, Bits{0});
     explore(root, 0);
@@ -103,6 +105,7 @@ class Search {
     std::int32_t op;      // an operator, kWait or kEnd
     std::int32_t useful;  // position among the operator's useful modes
     std::int32_t turn;    // position of the operator in start order
+    bool by_itself;       // whether nothing else starts until it ends
   };
 
   bool too_late(double bound_s) const noexcept { return bound_s >= below_s_ * (1.0 - kSame); }
@@ -118,24 +121,35 @@ class Search {
     });
   }
 
-  // If nothing runs, a ready operator that does not start alone now never runs alone; those that
-  // start alone do so in order of their number.
-  void bar(State<Bits>* s, int op, bool alone) const noexcept {
+  // Those of the ready operators that were passed in every mode that allows overlap.
+  Bits held(Bits ready, const Bits* passed) const noexcept {
+    for (int u = 0; u < facts_.most_useful(); ++u) ready &= passed[u] | facts_.no_overlap(u);
+    return ready;
+  }
+
+  // If nothing runs, a ready operator that does not run by itself now never does; those that do run
+  // in order of their number.
+  void bar(State<Bits>* s, int op, bool by_itself) const noexcept {
     if (s->partial.running_count > 0) return;
-    const Bits below = alone ? op_bit<Bits>(op) - 1 : ~Bits{0};
+    const Bits below = by_itself ? op_bit<Bits>(op) - 1 : ~Bits{0};
     for_ops(facts_.all() & ~facts_.leaves() & ~s->partial.started & below, [&](int other) {
       if (facts_.may_start(s->partial, other)) s->barred |= op_bit<Bits>(other);
     });
   }
 
   void follow(const Child& child, State<Bits>* s) const noexcept {
-    if (child.op < 0) {
-      facts_.advance(&s->partial);
-      s->first = 0;
-    } else {
-      bar(s, child.op, facts_.alone(child.op, child.useful));
+    if (child.op >= 0) {
+      bar(s, child.op, child.by_itself);
+      s->begun = s->partial.running_count == 0;
       facts_.start(&s->partial, child.op, facts_.useful(child.op, child.useful));
       s->first = child.turn + 1;
+    }
+    if (child.op < 0 || child.by_itself) {
+      if (child.op < 0) pass(s);
+      if (child.by_itself) std::fill(s->passed, s->passed + facts_.most_useful(), Bits{0});
+      facts_.advance(&s->partial);
+      s->first = 0;
+      s->begun = false;
     }
   }
 
@@ -202,15 +216,13 @@ class Search {
     if (limits_.only_decide && best_.makespan_s < shorter_s) stopped_ = true;
   }
 
-  // Runs the remaining operators alone, one after another.
-  void end_alone(const State<Bits>& s) noexcept {
+  // Runs the remaining operators one after another.
+  void end_in_order(const State<Bits>& s) noexcept {
     double end = s.partial.now_s;
     for_ops(facts_.all() & ~s.partial.started, [&](int op) {
-      int u = 0;
-      while (!facts_.alone(op, u)) ++u;
       start_s_[op] = end;
-      mode_[op] = facts_.useful(op, u) - facts_.problem().first_mode[op];
-      end += facts_.alone_s(op);
+      mode_[op] = facts_.useful(op, 0) - facts_.problem().first_mode[op];
+      end += facts_.shortest_s(op);
     });
     finish(end);
   }
@@ -246,41 +258,59 @@ class Search {
     if (depth >= levels_.size()) levels_.resize(depth + 1);
     std::vector<Child>& children = levels_[depth];
     children.clear();
-    State<Bits> next;
-    const auto consider = [&](int op, int useful, int turn) {
-      Child child{0.0, op < 0 ? -1.0 : facts_.tail_s(op), op, useful, turn};
-      next.partial = s.partial;
-      next.barred = s.barred;
-      follow(child, &next);
-      child.bound_s = facts_.bound(next.partial, next.barred, below_s_ * (1.0 - kSame));
-      if (!too_late(child.bound_s)) insert(child, &children);
-    };
     Bits ready = 0;
     for_ops(facts_.all() & ~s.partial.started, [&](int op) {
       if (facts_.may_start(s.partial, op)) ready |= op_bit<Bits>(op);
     });
+    Bits waiting = held(ready, s.passed);  // operators that do not start alongside others now
+    for (int turn = 0; turn < s.first; ++turn) {
+      waiting |= ready & op_bit<Bits>(facts_.start_order(turn));
+    }
+    const bool idle = s.partial.running_count == 0;
+    const Bits wanted = idle ? 0 : facts_.unhindered(s.partial, ready);
+    if ((wanted & waiting) != 0) return children;  // an earlier start was better
     for (int turn = s.first; turn < facts_.size(); ++turn) {
       const int op = facts_.start_order(turn);
       if ((ready & op_bit<Bits>(op)) == 0) continue;
       const Bits twins = facts_.twins(op) & ready;
       if ((twins & (op_bit<Bits>(op) - 1)) != 0) continue;  // only the first twin is tried
+      if (facts_.mirrors(op, s.partial.started)) continue;
       const Bits own = op_bit<Bits>(op) | twins;
       for (int u = 0; u < facts_.useful_count(op); ++u) {
         if ((s.passed[u] & own) != 0 || !facts_.fits(s.partial, facts_.useful(op, u))) continue;
-        const bool alone = facts_.alone(op, u);
-        if (alone && ((s.barred | facts_.leaves()) & own) != 0) continue;
-        if (!alone && (facts_.urgent(op) & ready) != 0) continue;
-        consider(op, u, turn);
+        if (idle && u == 0 && ((s.barred | facts_.leaves()) & own) == 0) {
+          consider(s, {0.0, facts_.tail_s(op), op, u, turn, true}, ready, waiting, &children);
+        }
+        if (facts_.alone(op, u) || (facts_.urgent(op) & ready) != 0) continue;
+        consider(s, {0.0, facts_.tail_s(op), op, u, turn, false}, ready, waiting, &children);
       }
+      if ((wanted & op_bit<Bits>(op)) != 0) return children;
+      waiting |= op_bit<Bits>(op);
     }
-    if (s.partial.running_count > 0) consider(kWait, -1, 0);
+    if (!idle && !s.begun && wanted == 0) {
+      consider(s, {0.0, -1.0, kWait, -1, 0, false}, ready, waiting, &children);
+    }
     const Bits left = facts_.all() & ~s.partial.started;
-    if (s.partial.running_count == 0 && (left & ~facts_.leaves()) == 0) {
+    if (idle && (left & ~facts_.leaves()) == 0) {
       double end = s.partial.now_s;
-      for_ops(left, [&](int op) { end += facts_.alone_s(op); });
-      if (!too_late(end)) insert({end, 0.0, kEnd, -1, 0}, &children);
+      for_ops(left, [&](int op) { end += facts_.shortest_s(op); });
+      if (!too_late(end)) insert({end, 0.0, kEnd, -1, 0, false}, &children);
     }
     return children;
+  }
+
+  // Inserts a child unless its bound is too late. Of the ready operators, those `waiting` do not
+  // start alongside others now.
+  void consider(const State<Bits>& s, Child child, Bits ready, Bits waiting,
+                std::vector<Child>* children) noexcept {
+    State<Bits> next;
+    next.partial = s.partial;
+    next.barred = s.barred;
+    follow(child, &next);
+    const Bits left = ready & ~next.partial.started;
+    const Bits holds = next.first == 0 ? held(left, next.passed) : waiting & left;
+    child.bound_s = facts_.bound(next.partial, next.barred, holds, below_s_ * (1.0 - kSame));
+    if (!too_late(child.bound_s)) insert(child, children);
   }
 
   void explore(const State<Bits>& s, std::size_t depth) {
@@ -299,19 +329,17 @@ class Search {
         continue;
       }
       if (child.op == kEnd) {
-        end_alone(s);
+        end_in_order(s);
         continue;
       }
       next = s;
-      if (child.op < 0) pass(&next);
       follow(child, &next);
       if (child.op >= 0) {
         start_s_[child.op] = s.partial.now_s;
         mode_[child.op] =
             facts_.useful(child.op, child.useful) - facts_.problem().first_mode[child.op];
-      } else if (seen(next)) {
-        continue;
       }
+      if (next.first == 0 && seen(next)) continue;
       explore(next, depth + 1);
       if (stopped_) open_s_ = std::min(open_s_, child.bound_s);
     }
