@@ -353,7 +353,7 @@ double LayerFacts<Bits>::root_bound(double enough_s) noexcept {
 
 template <typename Bits>
 double LayerFacts<Bits>::bound(const PartialSchedule<Bits>& m, Bits barred, Bits held,
-                               double enough_s) const noexcept {
+                               bool thorough, double enough_s) const noexcept {
   double ready_s[kMostOps<Bits>];
   Limited limited{barred, 0};
   double most = find_heads(m, held, enough_s, &limited, ready_s);
@@ -364,6 +364,7 @@ double LayerFacts<Bits>::bound(const PartialSchedule<Bits>& m, Bits barred, Bits
   // One weighting prunes nearly all states of a search. Of the others, one more is tried per state;
   // if that one prunes the state, it is tried first from then on.
   most = std::max(most, preemptive_bound(best_weighting_, m, limited, waiting, ready_s, enough_s));
+  if (!thorough) return most;
   if (most < enough_s) most = path_bound(m, limited, most);
   if (most >= enough_s || weightings_ < 2) return most;
   other_weighting_ = (other_weighting_ + 1) % weightings_;

@@ -89,8 +89,9 @@ class LayerFacts {
 
   // Lower bound on the makespan of every completion of a partial schedule that is shorter than
   // `enough_s`, if the operators of `barred` may no longer run alone, on the whole chip, and those
-  // of `held`, which are ready, could start now alongside others and do not.
-  double bound(const PartialSchedule<Bits>& partial, Bits barred, Bits held,
+  // of `held`, which are ready, could start now alongside others and do not. Only a thorough bound
+  // uses more than the heads and one weighting.
+  double bound(const PartialSchedule<Bits>& partial, Bits barred, Bits held, bool thorough,
                double enough_s) const noexcept;
 
   // Those of the ready operators that can run within the time of a running one without taking a

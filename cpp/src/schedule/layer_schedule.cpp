@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <unordered_map>
 #include <vector>
 
 #include "base/numbers.hpp"
@@ -12,10 +11,8 @@ namespace phaze {
 namespace {
 
 constexpr std::int64_t kBetweenChecks = 256;  // nodes between checks of the clock
-// Nodes searched before the local search runs, which takes as long as hundreds of nodes; most
-// searches that only decide whether a schedule below `enough_s` exists need no better schedule.
-constexpr std::int64_t kBeforeImproving = 1024;
-constexpr std::int64_t kBeforeImprovingToDecide = 2048;
+// Nodes searched before the local search runs, which takes as long as hundreds of nodes.
+constexpr std::int64_t kBeforeImproving = 2048;
 constexpr std::size_t kMaxRemembered = 1u << 20;
 
 // A node of the search tree: a time at which operators may start. Operators start in a fixed order,
@@ -39,29 +36,16 @@ constexpr std::int32_t kEnd = -2;   // run the remaining operators one after ano
 constexpr int kMaxSide = 12;        // most concurrent operators of a state that is stored
 
 template <typename Bits>
-struct Remembered {
-  double now_s;
-  Bits done;
-  Bits barred;
-  Bits passed[kMaxModes];
-  double finish_s[kMaxSide];
-  std::int32_t count = 0;
-};
-
-template <typename Bits>
 struct Key {
   Bits done;
   Bits running;
   Bits modes;  // hash of the modes of the running operators
   bool operator==(const Key&) const = default;
-};
 
-template <typename Bits>
-struct KeyHash {
-  std::size_t operator()(const Key<Bits>& key) const noexcept {
-    std::uint64_t h = folded(key.done) * 0x9E3779B97F4A7C15ULL;
-    h ^= std::rotl(folded(key.running) * 0xC2B2AE3D27D4EB4FULL, 29);
-    h ^= std::rotl(folded(key.modes) * 0x165667B19E3779F9ULL, 47);
+  std::size_t hash() const noexcept {
+    std::uint64_t h = folded(done) * 0x9E3779B97F4A7C15ULL;
+    h ^= std::rotl(folded(running) * 0xC2B2AE3D27D4EB4FULL, 29);
+    h ^= std::rotl(folded(modes) * 0x165667B19E3779F9ULL, 47);
     return static_cast<std::size_t>(h ^ (h >> 31));
   }
 
@@ -69,6 +53,53 @@ struct KeyHash {
   static std::uint64_t folded(Bits set) noexcept {
     return low_bits(set) ^ std::rotl(high_bits(set) * 0xFF51AFD7ED558CCDULL, 31);
   }
+};
+
+template <typename Bits>
+struct Remembered {
+  Key<Bits> key;
+  double now_s;
+  Bits done;
+  Bits barred;
+  Bits passed[kMaxModes];
+  double finish_s[kMaxSide];
+  std::int32_t count = 0;
+  std::int32_t next;  // the state stored before this one with the same bucket; -1: none
+};
+
+// States that were searched, in buckets by the hash of their keys.
+template <typename Bits>
+class Memory {
+ public:
+  // Calls covers(state) for the states with the key of `entry`, until it returns true; stores the
+  // entry if it never does.
+  template <typename F>
+  bool find_or_store(const Remembered<Bits>& entry, const F& covers) {
+    const std::size_t hash = entry.key.hash();
+    for (std::int32_t at = first_[hash & (first_.size() - 1)]; at >= 0; at = states_[at].next) {
+      if (states_[at].key == entry.key && covers(states_[at])) return true;
+    }
+    if (states_.size() == kMaxRemembered) return false;
+    if (states_.size() == first_.size()) spread(4 * first_.size());
+    states_.push_back(entry);
+    link(static_cast<std::int32_t>(states_.size()) - 1);
+    return false;
+  }
+
+ private:
+  void spread(std::size_t buckets) {
+    first_.assign(buckets, -1);
+    for (std::size_t at = 0; at < states_.size(); ++at) link(static_cast<std::int32_t>(at));
+  }
+  void link(std::int32_t at) {
+    Remembered<Bits>& state = states_[at];
+    std::int32_t& first = first_[state.key.hash() & (first_.size() - 1)];
+    state.next = first;
+    first = at;
+  }
+
+  std::vector<Remembered<Bits>> states_;
+  std::vector<std::int32_t> first_ = std::vector<std::int32_t>(256, -1);
 };
 
 template <typename Bits>
@@ -156,32 +187,24 @@ class Search {
   // Whether a stored state dominates this one: at least as far advanced, with no fewer choices.
   bool seen(const State<Bits>& s) {
     const PartialSchedule<Bits>& m = s.partial;
-    Key<Bits> key{m.done & ~facts_.leaves(), 0, 0};
-    for (int i = 0; i < m.running_count; ++i) key.running |= op_bit<Bits>(m.running[i].op);
+    if (m.running_count > kMaxSide) return false;
     Remembered<Bits> entry;
+    entry.key = {m.done & ~facts_.leaves(), 0, 0};
+    for (int i = 0; i < m.running_count; ++i) entry.key.running |= op_bit<Bits>(m.running[i].op);
     entry.now_s = m.now_s;
     entry.done = m.done;
     entry.barred = s.barred & ~m.started;
     std::copy(s.passed, s.passed + facts_.most_useful(), entry.passed);
-    for_ops(key.running, [&](int op) {  // by operator number, independent of start order
+    for_ops(entry.key.running, [&](int op) {  // by operator number, independent of start order
       for (int i = 0; i < m.running_count; ++i) {
         if (m.running[i].op != op) continue;
         const int own = m.running[i].mode - facts_.problem().first_mode[op];
-        key.modes = key.modes * kMaxModes + static_cast<Bits>(own);
-        if (entry.count < kMaxSide) entry.finish_s[entry.count] = m.running[i].finish_s;
-        ++entry.count;
+        entry.key.modes = entry.key.modes * kMaxModes + static_cast<Bits>(own);
+        entry.finish_s[entry.count++] = m.running[i].finish_s;
       }
     });
-    if (entry.count > kMaxSide) return false;
-    std::vector<Remembered<Bits>>& entries = remembered_[key];
-    for (const Remembered<Bits>& other : entries) {
-      if (covers(other, entry)) return true;
-    }
-    if (remembered_count_ < kMaxRemembered) {
-      entries.push_back(entry);
-      ++remembered_count_;
-    }
-    return false;
+    return memory_.find_or_store(
+        entry, [&](const Remembered<Bits>& other) { return covers(other, entry); });
   }
 
   bool covers(const Remembered<Bits>& a, const Remembered<Bits>& b) const noexcept {
@@ -197,7 +220,7 @@ class Search {
 
   bool out_of_budget() {
     if (stopped_) return true;
-    if (++nodes_ == (limits_.only_decide ? kBeforeImprovingToDecide : kBeforeImproving)) {
+    if (++nodes_ == kBeforeImproving) {
       improve_schedule(facts_, &best_);
       shortened();
     }
@@ -303,13 +326,19 @@ class Search {
   // start alongside others now.
   void consider(const State<Bits>& s, Child child, Bits ready, Bits waiting,
                 std::vector<Child>* children) noexcept {
+    const double enough_s = below_s_ * (1.0 - kSame);
+    if (child.op >= 0) {
+      const LayerMode& mode = facts_.problem().modes[facts_.useful(child.op, child.useful)];
+      if (s.partial.now_s + mode.seconds + facts_.rest_s(child.op) >= enough_s) return;
+    }
     State<Bits> next;
     next.partial = s.partial;
     next.barred = s.barred;
     follow(child, &next);
     const Bits left = ready & ~next.partial.started;
-    const Bits holds = next.first == 0 ? held(left, next.passed) : waiting & left;
-    child.bound_s = facts_.bound(next.partial, next.barred, holds, below_s_ * (1.0 - kSame));
+    const bool later = next.first == 0;
+    const Bits holds = later ? held(left, next.passed) : waiting & left;
+    child.bound_s = facts_.bound(next.partial, next.barred, holds, later, enough_s);
     if (!too_late(child.bound_s)) insert(child, children);
   }
 
@@ -352,8 +381,7 @@ class Search {
   double start_s_[kMostOps<Bits>];
   std::int32_t mode_[kMostOps<Bits>];
   std::vector<std::vector<Child>> levels_;
-  std::unordered_map<Key<Bits>, std::vector<Remembered<Bits>>, KeyHash<Bits>> remembered_;
-  std::size_t remembered_count_ = 0;
+  Memory<Bits> memory_;
   std::int64_t nodes_ = 0;
   bool stopped_ = false;
   double open_s_ = kInfinite;
