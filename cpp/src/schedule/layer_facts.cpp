@@ -50,6 +50,7 @@ LayerFacts<Bits>::LayerFacts(const LayerProblem& problem) noexcept : problem_(pr
   }
   for (int i = 0; i < n; ++i) {
     if (after_[i] == 0) leaves_ |= op_bit<Bits>(i);
+    if (before_[i] == 0) sources_ |= op_bit<Bits>(i);
     may_overlap_[i] = all_ & ~(ancestors[i] | descendants_[i] | op_bit<Bits>(i));
   }
   find_alone();
@@ -229,6 +230,7 @@ PartialSchedule<Bits> LayerFacts<Bits>::beginning() const noexcept {
   m.now_s = 0.0;
   m.started = 0;
   m.done = 0;
+  m.ready = sources_;
   m.running_count = 0;
   std::copy(problem_.capacity, problem_.capacity + kResources, m.free);
   return m;
@@ -239,6 +241,7 @@ void LayerFacts<Bits>::start(PartialSchedule<Bits>* m, int op, int mode) const n
   const LayerMode& chosen = problem_.modes[mode];
   for (int r = 0; r < kResources; ++r) m->free[r] -= chosen.use[r];
   m->started |= op_bit<Bits>(op);
+  m->ready &= ~op_bit<Bits>(op);
   m->running[m->running_count++] = {op, mode, m->now_s + chosen.seconds};
 }
 
@@ -248,6 +251,7 @@ void LayerFacts<Bits>::advance(PartialSchedule<Bits>* m) const noexcept {
   for (int i = 0; i < m->running_count; ++i) next = std::min(next, m->running[i].finish_s);
   m->now_s = next;
   int count = 0;
+  Bits freed = 0;  // successors of those that end
   for (int i = 0; i < m->running_count; ++i) {
     const Running r = m->running[i];
     if (r.finish_s > next) {
@@ -256,8 +260,12 @@ void LayerFacts<Bits>::advance(PartialSchedule<Bits>* m) const noexcept {
     }
     for (int k = 0; k < kResources; ++k) m->free[k] += problem_.modes[r.mode].use[k];
     m->done |= op_bit<Bits>(r.op);
+    freed |= after_[r.op];
   }
   m->running_count = count;
+  for_ops(freed, [&](int op) {
+    if ((before_[op] & ~m->done) == 0) m->ready |= op_bit<Bits>(op);
+  });
 }
 
 template <typename Bits>
@@ -599,6 +607,7 @@ void LayerFacts<Bits>::find_twins() noexcept {
     }
     start_order_[at] = i;
   }
+  for (int turn = 0; turn < size(); ++turn) turn_[start_order_[turn]] = turn;
   for (int i = 0; i < size(); ++i) {
     for (int j = 0; j < i; ++j) {
       if (!same_modes(i, j)) continue;
@@ -683,14 +692,30 @@ void LayerFacts<Bits>::find_rivals() noexcept {
 }
 
 template <typename Bits>
-Bits LayerFacts<Bits>::unhindered(const PartialSchedule<Bits>& m, Bits ready) const noexcept {
+Bits LayerFacts<Bits>::unhindered(const PartialSchedule<Bits>& m) const noexcept {
   double last_s = m.now_s;
   for (int i = 0; i < m.running_count; ++i) last_s = std::max(last_s, m.running[i].finish_s);
-  Bits within = 0;  // the time of a running operator
-  for_ops(ready & one_overlap_, [&](int op) {
-    if (m.now_s + overlap_s_[op] <= last_s) within |= op_bit<Bits>(op);
+  // Whether the cores of a type suffice for an operator and all `others` that may overlap it.
+  const auto suffices = [&](int op, Bits others) {
+    for (int r = 0; r < kResources; ++r) {
+      if ((always_fits_[r] & op_bit<Bits>(op)) != 0) continue;
+      int left = m.free[r] - most_use_[r][op];
+      for_ops(others & occupants_[r], [&](int other) { left -= most_use_[r][other]; });
+      if (left < 0) return false;
+    }
+    return true;
+  };
+  Bits found = 0;
+  Bits unclear = 0;
+  for_ops(m.ready & one_overlap_, [&](int op) {
+    if (m.now_s + overlap_s_[op] > last_s) return;
+    if (suffices(op, may_overlap_[op] & ~m.started)) {
+      found |= op_bit<Bits>(op);
+    } else if (suffices(op, may_overlap_[op] & m.ready)) {
+      unclear |= op_bit<Bits>(op);
+    }
   });
-  if (within == 0) return 0;
+  if (unclear == 0) return found;
   double end_s[kMostOps<Bits>];  // earliest, as in find_heads
   double start_s[kMostOps<Bits>];
   for (int i = 0; i < m.running_count; ++i) end_s[m.running[i].op] = m.running[i].finish_s;
@@ -700,18 +725,12 @@ Bits LayerFacts<Bits>::unhindered(const PartialSchedule<Bits>& m, Bits ready) co
     end_s[op] =
         std::min(start_s[op] + overlap_s_[op], std::max(start_s[op], last_s) + alone_s_[op]);
   });
-  Bits found = 0;
-  for_ops(within, [&](int op) {
-    bool free = true;
-    for (int r = 0; r < kResources; ++r) {
-      if ((always_fits_[r] & op_bit<Bits>(op)) != 0) continue;
-      int left = m.free[r] - most_use_[r][op];
-      for_ops(may_overlap_[op] & occupants_[r] & ~m.started, [&](int other) {
-        if (start_s[other] < m.now_s + overlap_s_[op]) left -= most_use_[r][other];
-      });
-      free = free && left >= 0;
-    }
-    if (free) found |= op_bit<Bits>(op);
+  for_ops(unclear, [&](int op) {
+    Bits soon = 0;  // operators that may start before this one would end
+    for_ops(may_overlap_[op] & ~m.started, [&](int other) {
+      if (start_s[other] < m.now_s + overlap_s_[op]) soon |= op_bit<Bits>(other);
+    });
+    if (suffices(op, soon)) found |= op_bit<Bits>(op);
   });
   return found;
 }

@@ -62,6 +62,7 @@ struct PartialSchedule {
     now_s = other.now_s;
     started = other.started;
     done = other.done;
+    ready = other.ready;
     std::copy(other.free, other.free + kResources, free);
     running_count = other.running_count;
     std::copy(other.running, other.running + other.running_count, running);
@@ -71,6 +72,7 @@ struct PartialSchedule {
   double now_s;
   Bits started;
   Bits done;
+  Bits ready;  // not started, and all predecessors are done
   std::int32_t free[kResources];
   std::int32_t running_count;
   Running running[kMostOps<Bits>];
@@ -94,9 +96,9 @@ class LayerFacts {
   double bound(const PartialSchedule<Bits>& partial, Bits barred, Bits held, bool thorough,
                double enough_s) const noexcept;
 
-  // Those of the ready operators that can run within the time of a running one without taking a
-  // core from any other operator: starting them now is never worse than later.
-  Bits unhindered(const PartialSchedule<Bits>& partial, Bits ready) const noexcept;
+  // The ready operators that can run within the time of a running one without taking a core from
+  // any other operator: starting them now is never worse than later.
+  Bits unhindered(const PartialSchedule<Bits>& partial) const noexcept;
 
   const LayerProblem& problem() const noexcept { return problem_; }
   int size() const noexcept { return problem_.size; }
@@ -117,6 +119,12 @@ class LayerFacts {
   }
   // The order in which operators that start at the same time are tried: urgent ones first.
   int start_order(int turn) const noexcept { return start_order_[turn]; }
+  // The places of some operators in that order.
+  Bits turns(Bits ops) const noexcept {
+    Bits found = 0;
+    for_ops(ops, [&](int op) { found |= op_bit<Bits>(turn_[op]); });
+    return found;
+  }
   // Operators without successors. One that runs alone can be moved to the end of the schedule.
   Bits leaves() const noexcept { return leaves_; }
   double alone_s(int op) const noexcept { return alone_s_[op]; }
@@ -135,9 +143,6 @@ class LayerFacts {
   bool fits(const PartialSchedule<Bits>& m, int mode) const noexcept {
     const std::int32_t* use = problem_.modes[mode].use;
     return use[0] <= m.free[0] && use[1] <= m.free[1] && use[2] <= m.free[2];
-  }
-  bool may_start(const PartialSchedule<Bits>& m, int op) const noexcept {
-    return (m.started & op_bit<Bits>(op)) == 0 && (before_[op] & ~m.done) == 0;
   }
   void start(PartialSchedule<Bits>* m, int op, int mode) const noexcept;
   // Advances to the next finish; at least one operator must be running.
@@ -198,10 +203,12 @@ class LayerFacts {
   const LayerProblem& problem_;
   Bits all_;
   Bits leaves_ = 0;
+  Bits sources_ = 0;  // operators without predecessors
   Bits twins_[kMostOps<Bits>];                // set by prepare_search
   Bits urgent_[kMostOps<Bits>];               // set by prepare_search
   Bits mirrored_[kMostOps<Bits>];             // all that mirroring moves; set by prepare_search
   std::int32_t start_order_[kMostOps<Bits>];  // set by prepare_search
+  std::int32_t turn_[kMostOps<Bits>];         // place in start order
   Bits before_[kMostOps<Bits>];
   Bits after_[kMostOps<Bits>];
   Bits descendants_[kMostOps<Bits>];  // all transitive successors of an operator

@@ -144,8 +144,7 @@ class Search {
   // Records the operators that could start and do not, before time advances to the next finish.
   void pass(State<Bits>* s) const noexcept {
     std::fill(s->passed, s->passed + facts_.most_useful(), Bits{0});
-    for_ops(facts_.all() & ~s->partial.started, [&](int op) {
-      if (!facts_.may_start(s->partial, op)) return;
+    for_ops(s->partial.ready, [&](int op) {
       for (int u = 0; u < facts_.useful_count(op); ++u) {
         if (facts_.fits(s->partial, facts_.useful(op, u))) s->passed[u] |= op_bit<Bits>(op);
       }
@@ -163,9 +162,7 @@ class Search {
   void bar(State<Bits>* s, int op, bool by_itself) const noexcept {
     if (s->partial.running_count > 0) return;
     const Bits below = by_itself ? op_bit<Bits>(op) - 1 : ~Bits{0};
-    for_ops(facts_.all() & ~facts_.leaves() & ~s->partial.started & below, [&](int other) {
-      if (facts_.may_start(s->partial, other)) s->barred |= op_bit<Bits>(other);
-    });
+    s->barred |= s->partial.ready & ~facts_.leaves() & below;
   }
 
   void follow(const Child& child, State<Bits>* s) const noexcept {
@@ -281,20 +278,18 @@ class Search {
     if (depth >= levels_.size()) levels_.resize(depth + 1);
     std::vector<Child>& children = levels_[depth];
     children.clear();
-    Bits ready = 0;
-    for_ops(facts_.all() & ~s.partial.started, [&](int op) {
-      if (facts_.may_start(s.partial, op)) ready |= op_bit<Bits>(op);
-    });
+    const Bits ready = s.partial.ready;
+    const Bits turns = facts_.turns(ready);
+    const Bits before = s.first < kMostOps<Bits> ? op_bit<Bits>(s.first) - 1 : ~Bits{0};
     Bits waiting = held(ready, s.passed);  // operators that do not start alongside others now
-    for (int turn = 0; turn < s.first; ++turn) {
-      waiting |= ready & op_bit<Bits>(facts_.start_order(turn));
-    }
+    for_ops(turns & before,
+            [&](int turn) { waiting |= op_bit<Bits>(facts_.start_order(turn)); });
     const bool idle = s.partial.running_count == 0;
-    const Bits wanted = idle ? 0 : facts_.unhindered(s.partial, ready);
+    const Bits wanted = idle ? 0 : facts_.unhindered(s.partial);
     if ((wanted & waiting) != 0) return children;  // an earlier start was better
-    for (int turn = s.first; turn < facts_.size(); ++turn) {
+    for (Bits open = turns & ~before; open != 0; open &= open - 1) {
+      const int turn = first_of(open);
       const int op = facts_.start_order(turn);
-      if ((ready & op_bit<Bits>(op)) == 0) continue;
       const Bits twins = facts_.twins(op) & ready;
       if ((twins & (op_bit<Bits>(op) - 1)) != 0) continue;  // only the first twin is tried
       if (facts_.mirrors(op, s.partial.started)) continue;
@@ -302,16 +297,16 @@ class Search {
       for (int u = 0; u < facts_.useful_count(op); ++u) {
         if ((s.passed[u] & own) != 0 || !facts_.fits(s.partial, facts_.useful(op, u))) continue;
         if (idle && u == 0 && ((s.barred | facts_.leaves()) & own) == 0) {
-          consider(s, {0.0, facts_.tail_s(op), op, u, turn, true}, ready, waiting, &children);
+          consider(s, {0.0, facts_.tail_s(op), op, u, turn, true}, waiting, &children);
         }
         if (facts_.alone(op, u) || (facts_.urgent(op) & ready) != 0) continue;
-        consider(s, {0.0, facts_.tail_s(op), op, u, turn, false}, ready, waiting, &children);
+        consider(s, {0.0, facts_.tail_s(op), op, u, turn, false}, waiting, &children);
       }
       if ((wanted & op_bit<Bits>(op)) != 0) return children;
       waiting |= op_bit<Bits>(op);
     }
     if (!idle && !s.begun && wanted == 0) {
-      consider(s, {0.0, -1.0, kWait, -1, 0, false}, ready, waiting, &children);
+      consider(s, {0.0, -1.0, kWait, -1, 0, false}, waiting, &children);
     }
     const Bits left = facts_.all() & ~s.partial.started;
     if (idle && (left & ~facts_.leaves()) == 0) {
@@ -324,7 +319,7 @@ class Search {
 
   // Inserts a child unless its bound is too late. Of the ready operators, those `waiting` do not
   // start alongside others now.
-  void consider(const State<Bits>& s, Child child, Bits ready, Bits waiting,
+  void consider(const State<Bits>& s, Child child, Bits waiting,
                 std::vector<Child>* children) noexcept {
     const double enough_s = below_s_ * (1.0 - kSame);
     if (child.op >= 0) {
@@ -335,7 +330,7 @@ class Search {
     next.partial = s.partial;
     next.barred = s.barred;
     follow(child, &next);
-    const Bits left = ready & ~next.partial.started;
+    const Bits left = s.partial.ready & next.partial.ready;
     const bool later = next.first == 0;
     const Bits holds = later ? held(left, next.passed) : waiting & left;
     child.bound_s = facts_.bound(next.partial, next.barred, holds, later, enough_s);
