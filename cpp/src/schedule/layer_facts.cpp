@@ -166,7 +166,7 @@ int LayerFacts<Bits>::width(Bits set) const noexcept {
 // If at most q operators use a core type at once, each is charged 1/q of that type, which is more
 // than one core's share on a chip with many; this is valid if modes use one core or all.
 template <typename Bits>
-void LayerFacts<Bits>::find_most_at_once(int r, double* most) const noexcept {
+void LayerFacts<Bits>::find_most_at_once(int r, double* most) noexcept {
   bool single = problem_.capacity[r] > 1;
   for (int i = 0; i < problem_.size; ++i) {
     for (int u = 0; u < useful_count_[i]; ++u) {
@@ -174,8 +174,12 @@ void LayerFacts<Bits>::find_most_at_once(int r, double* most) const noexcept {
     }
   }
   for (int i = 0; i < problem_.size; ++i) {
-    const int own = single ? 1 + width(may_overlap_[i] & occupants_[r]) : problem_.capacity[r];
+    const Bits rivals = may_overlap_[i] & occupants_[r];
+    const int own = single ? 1 + width(rivals) : problem_.capacity[r];
     most[i] = std::min(problem_.capacity[r], own);
+    if (rivals == 0 || (single && own <= problem_.capacity[r])) {
+      always_fits_[r] |= op_bit<Bits>(i);
+    }
   }
 }
 
@@ -599,10 +603,11 @@ void LayerFacts<Bits>::find_twins() noexcept {
   std::fill(twins_, twins_ + size(), Bits{0});
   std::fill(urgent_, urgent_ + size(), Bits{0});
   std::fill(mirrored_, mirrored_ + size(), Bits{0});
+  int successors[kMostOps<Bits>];
   for (int i = 0; i < size(); ++i) {
+    successors[i] = count_ops(after_[i]);
     int at = i;
-    const int own = count_ops(after_[i]);
-    for (; at > 0 && count_ops(after_[start_order_[at - 1]]) < own; --at) {
+    for (; at > 0 && successors[start_order_[at - 1]] < successors[i]; --at) {
       start_order_[at] = start_order_[at - 1];
     }
     start_order_[at] = i;
@@ -610,7 +615,7 @@ void LayerFacts<Bits>::find_twins() noexcept {
   for (int turn = 0; turn < size(); ++turn) turn_[start_order_[turn]] = turn;
   for (int i = 0; i < size(); ++i) {
     for (int j = 0; j < i; ++j) {
-      if (!same_modes(i, j)) continue;
+      if (shortest_s_[i] != shortest_s_[j] || !same_modes(i, j)) continue;
       if (after_[i] == after_[j]) {
         twins_[i] |= op_bit<Bits>(j);
         twins_[j] |= op_bit<Bits>(i);
@@ -677,14 +682,10 @@ Bits LayerFacts<Bits>::moved_by_mirroring(int a, int b) const noexcept {
 template <typename Bits>
 void LayerFacts<Bits>::find_rivals() noexcept {
   for (int r = 0; r < kResources; ++r) {
-    bool single = true;
-    for (int i = 0; i < size(); ++i) single = single && most_use_[r][i] <= 1;
-    always_fits_[r] = all_ & ~occupants_[r];
-    for_ops(occupants_[r], [&](int op) {
-      const Bits rivals = may_overlap_[op] & occupants_[r];
-      if (single && width(rivals) < problem_.capacity[r]) always_fits_[r] |= op_bit<Bits>(op);
+    always_fits_[r] |= all_ & ~occupants_[r];
+    for_ops(all_ & ~always_fits_[r], [&](int op) {
       rival_s_[r][op] = kInfinite;
-      for_ops(rivals, [&](int other) {
+      for_ops(may_overlap_[op] & occupants_[r], [&](int other) {
         rival_s_[r][op] = std::min(rival_s_[r][op], overlap_s_[other]);
       });
     });

@@ -158,7 +158,7 @@ class LayerFacts {
   void find_alone() noexcept;
   // [r][i]: most operators that use core type r at once while operator i does.
   using MostAtOnce = double[kResources][kMostOps<Bits>];
-  void find_most_at_once(int r, double* most) const noexcept;
+  void find_most_at_once(int r, double* most) noexcept;
   void add_weighting(const double* weights, const MostAtOnce& most) noexcept;
   void add_weighting_by_operators() noexcept;
   void find_path() noexcept;
@@ -218,8 +218,8 @@ class LayerFacts {
   Bits alone_[kMaxModes];  // [i]: operators whose useful mode i occupies the whole chip
   Bits no_overlap_[kMaxModes];
   Bits one_overlap_ = 0;  // operators with exactly one useful mode that allows overlap
-  // Set by prepare_search. [r]: operators that fit on type r alongside all that may overlap them.
-  Bits always_fits_[kResources];
+  // [r]: operators that fit on type r alongside all that may overlap them.
+  Bits always_fits_[kResources] = {};
   double rival_s_[kResources][kMostOps<Bits>];  // shortest operator that may take such a core
   std::int32_t most_use_[kResources][kMostOps<Bits>];  // of useful modes that allow overlap
   double shortest_s_[kMostOps<Bits>];
