@@ -104,7 +104,10 @@ void LayerFacts<Bits>::find_alone() noexcept {
         most_use_[r][i] = std::max(most_use_[r][i], mode.use[r]);
       }
     }
-    if (overlapping == 1) one_overlap_ |= op_bit<Bits>(i);
+    if (alone_s_[i] == kInfinite) no_alone_ |= op_bit<Bits>(i);
+    if (overlapping != 1) continue;
+    one_overlap_ |= op_bit<Bits>(i);
+    if (most_use_[0][i] + most_use_[1][i] + most_use_[2][i] == 1) one_core_ |= op_bit<Bits>(i);
   }
 }
 
@@ -693,7 +696,8 @@ void LayerFacts<Bits>::find_rivals() noexcept {
 }
 
 template <typename Bits>
-Bits LayerFacts<Bits>::unhindered(const PartialSchedule<Bits>& m) const noexcept {
+Bits LayerFacts<Bits>::unhindered(const PartialSchedule<Bits>& m,
+                                  Bits ignored) const noexcept {
   double last_s = m.now_s;
   for (int i = 0; i < m.running_count; ++i) last_s = std::max(last_s, m.running[i].finish_s);
   // Whether the cores of a type suffice for an operator and all `others` that may overlap it.
@@ -710,9 +714,10 @@ Bits LayerFacts<Bits>::unhindered(const PartialSchedule<Bits>& m) const noexcept
   Bits unclear = 0;
   for_ops(m.ready & one_overlap_, [&](int op) {
     if (m.now_s + overlap_s_[op] > last_s) return;
-    if (suffices(op, may_overlap_[op] & ~m.started)) {
+    const Bits others = may_overlap_[op] & ~(m.started | ignored);
+    if (suffices(op, others)) {
       found |= op_bit<Bits>(op);
-    } else if (suffices(op, may_overlap_[op] & m.ready)) {
+    } else if (suffices(op, others & m.ready)) {
       unclear |= op_bit<Bits>(op);
     }
   });
@@ -728,7 +733,7 @@ Bits LayerFacts<Bits>::unhindered(const PartialSchedule<Bits>& m) const noexcept
   });
   for_ops(unclear, [&](int op) {
     Bits soon = 0;  // operators that may start before this one would end
-    for_ops(may_overlap_[op] & ~m.started, [&](int other) {
+    for_ops(may_overlap_[op] & ~(m.started | ignored), [&](int other) {
       if (start_s[other] < m.now_s + overlap_s_[op]) soon |= op_bit<Bits>(other);
     });
     if (suffices(op, soon)) found |= op_bit<Bits>(op);

@@ -97,8 +97,8 @@ class LayerFacts {
                double enough_s) const noexcept;
 
   // The ready operators that can run within the time of a running one without taking a core from
-  // any other operator: starting them now is never worse than later.
-  Bits unhindered(const PartialSchedule<Bits>& partial) const noexcept;
+  // any other operator, except those `ignored`: starting them now is never worse than later.
+  Bits unhindered(const PartialSchedule<Bits>& partial, Bits ignored) const noexcept;
 
   const LayerProblem& problem() const noexcept { return problem_; }
   int size() const noexcept { return problem_.size; }
@@ -127,6 +127,8 @@ class LayerFacts {
   }
   // Operators without successors. One that runs alone can be moved to the end of the schedule.
   Bits leaves() const noexcept { return leaves_; }
+  // Operators that have one mode that allows overlap, on a single core.
+  Bits one_core() const noexcept { return one_core_; }
   double alone_s(int op) const noexcept { return alone_s_[op]; }
   double shortest_s(int op) const noexcept { return shortest_s_[op]; }
   double rest_s(int op) const noexcept { return rest_s_[op]; }
@@ -137,6 +139,8 @@ class LayerFacts {
   int most_useful() const noexcept { return most_useful_; }
   // Whether a useful mode occupies the whole chip, so that nothing can overlap it.
   bool alone(int op, int i) const noexcept { return (alone_[i] & op_bit<Bits>(op)) != 0; }
+  // Operators without a mode that occupies the whole chip.
+  Bits no_alone() const noexcept { return no_alone_; }
   // Operators whose useful mode i, if they have one, allows no overlap.
   Bits no_overlap(int i) const noexcept { return no_overlap_[i]; }
 
@@ -217,7 +221,9 @@ class LayerFacts {
   bool used_[kResources] = {};
   Bits alone_[kMaxModes];  // [i]: operators whose useful mode i occupies the whole chip
   Bits no_overlap_[kMaxModes];
+  Bits no_alone_ = 0;
   Bits one_overlap_ = 0;  // operators with exactly one useful mode that allows overlap
+  Bits one_core_ = 0;     // those of them that occupy a single core in it
   // [r]: operators that fit on type r alongside all that may overlap them.
   Bits always_fits_[kResources] = {};
   double rival_s_[kResources][kMostOps<Bits>];  // shortest operator that may take such a core

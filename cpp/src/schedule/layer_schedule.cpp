@@ -206,6 +206,8 @@ class Search {
 
   bool covers(const Remembered<Bits>& a, const Remembered<Bits>& b) const noexcept {
     if (a.now_s > b.now_s || (b.done & ~a.done) != 0 || (a.barred & ~b.barred) != 0) return false;
+    // Without the operators that only `a` has done, an operator may have to run by itself.
+    if (a.done != b.done && (a.barred & facts_.no_alone()) != 0) return false;
     for (int i = 0; i < b.count; ++i) {
       if (a.finish_s[i] > b.finish_s[i]) return false;
     }
@@ -285,7 +287,7 @@ class Search {
     for_ops(turns & before,
             [&](int turn) { waiting |= op_bit<Bits>(facts_.start_order(turn)); });
     const bool idle = s.partial.running_count == 0;
-    const Bits wanted = idle ? 0 : facts_.unhindered(s.partial);
+    const Bits wanted = idle ? 0 : facts_.unhindered(s.partial, 0);
     if ((wanted & waiting) != 0) return children;  // an earlier start was better
     for (Bits open = turns & ~before; open != 0; open &= open - 1) {
       const int turn = first_of(open);
@@ -305,7 +307,9 @@ class Search {
       if ((wanted & op_bit<Bits>(op)) != 0) return children;
       waiting |= op_bit<Bits>(op);
     }
-    if (!idle && !s.begun && wanted == 0) {
+    // Ready operators on single cores that do not start now do not start as long as a core is free.
+    const bool waits = !idle && !s.begun && wanted == 0;
+    if (waits && facts_.unhindered(s.partial, ready & facts_.one_core()) == 0) {
       consider(s, {0.0, -1.0, kWait, -1, 0, false}, waiting, &children);
     }
     const Bits left = facts_.all() & ~s.partial.started;
