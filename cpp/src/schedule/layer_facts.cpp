@@ -340,8 +340,8 @@ template <typename Bits>
 double LayerFacts<Bits>::raised(double most, double enough_s) const noexcept {
   if (most >= enough_s) return most;
   const std::span<const std::int32_t> waiting(root_in_time_, static_cast<std::size_t>(size()));
-  return std::max(
-      most, preemptive_bound(weightings_ - 1, beginning(), Limited{}, waiting, root_ready_s_, enough_s));
+  return std::max(most, preemptive_bound(weightings_ - 1, beginning(), Limited{}, waiting,
+                                         root_ready_s_, enough_s));
 }
 
 template <typename Bits>
@@ -393,7 +393,8 @@ double LayerFacts<Bits>::bound(const PartialSchedule<Bits>& m, Bits barred, Bits
 // rest_s_ as delivery times: the ready operator with the longest rest runs first.
 template <typename Bits>
 double LayerFacts<Bits>::preemptive_bound(int weighting, const PartialSchedule<Bits>& m,
-                                          const Limited& limited, std::span<const std::int32_t> in_time,
+                                          const Limited& limited,
+                                          std::span<const std::int32_t> in_time,
                                           const double* ready_s, double enough_s) const noexcept {
   double left_s[kMostOps<Bits>];  // remaining work by rank
   Bits open = 0;                  // ranks that are ready and have work left
@@ -657,7 +658,8 @@ Bits LayerFacts<Bits>::moved_by_mirroring(int a, int b) const noexcept {
     Bits other = after_[image[x]] & ~after_[x];
     for (; own != 0; own &= own - 1) {
       const int from = first_of(own);
-      Bits to = (moved & op_bit<Bits>(from)) != 0 ? other & op_bit<Bits>(image[from]) : other & ~moved;
+      Bits to =
+          (moved & op_bit<Bits>(from)) != 0 ? other & op_bit<Bits>(image[from]) : other & ~moved;
       while (to != 0 && (moved & op_bit<Bits>(from)) == 0) {
         const int into = first_of(to);
         if (same_modes(from, into) && count_ops(after_[from]) == count_ops(after_[into])) {
@@ -688,16 +690,14 @@ void LayerFacts<Bits>::find_rivals() noexcept {
     always_fits_[r] |= all_ & ~occupants_[r];
     for_ops(all_ & ~always_fits_[r], [&](int op) {
       rival_s_[r][op] = kInfinite;
-      for_ops(may_overlap_[op] & occupants_[r], [&](int other) {
-        rival_s_[r][op] = std::min(rival_s_[r][op], overlap_s_[other]);
-      });
+      for_ops(may_overlap_[op] & occupants_[r],
+              [&](int other) { rival_s_[r][op] = std::min(rival_s_[r][op], overlap_s_[other]); });
     });
   }
 }
 
 template <typename Bits>
-Bits LayerFacts<Bits>::unhindered(const PartialSchedule<Bits>& m,
-                                  Bits ignored) const noexcept {
+Bits LayerFacts<Bits>::unhindered(const PartialSchedule<Bits>& m, Bits ignored) const noexcept {
   double last_s = m.now_s;
   for (int i = 0; i < m.running_count; ++i) last_s = std::max(last_s, m.running[i].finish_s);
   // Whether the cores of a type suffice for an operator and all `others` that may overlap it.

@@ -207,7 +207,7 @@ class LayerFacts {
   const LayerProblem& problem_;
   Bits all_;
   Bits leaves_ = 0;
-  Bits sources_ = 0;  // operators without predecessors
+  Bits sources_ = 0;                          // operators without predecessors
   Bits twins_[kMostOps<Bits>];                // set by prepare_search
   Bits urgent_[kMostOps<Bits>];               // set by prepare_search
   Bits mirrored_[kMostOps<Bits>];             // all that mirroring moves; set by prepare_search

@@ -284,8 +284,7 @@ class Search {
     const Bits turns = facts_.turns(ready);
     const Bits before = s.first < kMostOps<Bits> ? op_bit<Bits>(s.first) - 1 : ~Bits{0};
     Bits waiting = held(ready, s.passed);  // operators that do not start alongside others now
-    for_ops(turns & before,
-            [&](int turn) { waiting |= op_bit<Bits>(facts_.start_order(turn)); });
+    for_ops(turns & before, [&](int turn) { waiting |= op_bit<Bits>(facts_.start_order(turn)); });
     const bool idle = s.partial.running_count == 0;
     const Bits wanted = idle ? 0 : facts_.unhindered(s.partial, 0);
     if ((wanted & waiting) != 0) return children;  // an earlier start was better
