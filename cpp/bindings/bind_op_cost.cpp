@@ -109,7 +109,7 @@ py::array_t<double> path_bounds(const py::object& ops, const py::object& chips,
                                 int threads) {
   const auto listed = view<OperatorRecord>(ops, "ops");
   const ChipBatch batch = batch_of(chips, tuning_of, tunings, precision);
-  if (graphs.size() != 6) throw InvalidInput("graphs: expected six arrays");
+  if (graphs.size() != 7) throw InvalidInput("graphs: expected seven arrays");
   PathBatch paths{};
   paths.node_ptr = view<std::int64_t>(graphs[0], "node_ptr");
   paths.op = view<std::int32_t>(graphs[1], "op");
@@ -117,11 +117,18 @@ py::array_t<double> path_bounds(const py::object& ops, const py::object& chips,
   paths.extra_s = view<double>(graphs[2], "extra_s", nodes);
   paths.before_ptr = view<std::int64_t>(graphs[3], "before_ptr", nodes + 1);
   paths.before = view<std::int32_t>(graphs[4], "before");
-  paths.count =
-      view<double>(graphs[5], "count", static_cast<py::ssize_t>(paths.node_ptr.size()) - 1);
+  const auto count = static_cast<py::ssize_t>(paths.node_ptr.size()) - 1;
+  paths.count = view<double>(graphs[5], "count", count);
+  paths.sum_of = view<std::int32_t>(graphs[6], "sum_of", count);
   check_graphs(paths, listed.size());
+  std::int32_t sums = 0;
+  for (const std::int32_t own : paths.sum_of) {
+    if (own < 0 || own > sums) throw InvalidInput("sum_of: expected 0, 1, ... as they first occur");
+    sums = std::max(sums, own + 1);
+  }
   const int workers = checked_threads(threads);
-  return computed<double>(batch.chips.size(), [&](std::span<double> filled) {
+  const std::size_t cells = batch.chips.size() * static_cast<std::size_t>(sums);
+  return computed<double>(cells, [&](std::span<double> filled) {
     path_bound_batch(listed, batch, paths, filled, workers);
   });
 }
@@ -159,6 +166,20 @@ py::tuple cycles(const py::object& m, const py::object& k, const py::object& n,
     });
   }
   return py::make_tuple(freeze(std::move(counts)), freeze(std::move(states)));
+}
+
+// Sums of each row of `values` over sets of its columns: [row][set], flat.
+py::array_t<double> sums(const py::object& values, const py::object& in_set, py::ssize_t rows) {
+  const auto all = view<double>(values, "values");
+  const auto sets = view<std::uint8_t>(in_set, "in_set");
+  const std::size_t count = rows < 1 ? 0 : static_cast<std::size_t>(rows);
+  const std::size_t ops = count == 0 ? 0 : all.size() / count;
+  if (count * ops != all.size() || (ops == 0 ? !sets.empty() : sets.size() % ops != 0)) {
+    throw InvalidInput("rows: " + std::to_string(rows) +
+                       " is not accepted; expected rows of equal length, and as long sets");
+  }
+  return computed<double>(ops == 0 ? 0 : count * (sets.size() / ops),
+                          [&](std::span<double> out) { sums_of_sets(all, sets, ops, out); });
 }
 
 }  // namespace
@@ -209,6 +230,7 @@ void bind_op_cost(py::module_& module) {
   module.def("op_costs", &costs, py::arg("ops"), py::arg("chips"), py::arg("tuning_of"),
              py::arg("tunings"), py::arg("precision"), py::arg("one_core"), py::arg("energy_table"),
              py::arg("static_w"), py::arg("threads"));
+  module.def("sums_of_sets", &sums, py::arg("values"), py::arg("in_set"), py::arg("rows"));
   module.def("array_cycles", &cycles, py::arg("m"), py::arg("k"), py::arg("n"), py::arg("rows"),
              py::arg("cols"), py::arg("dataflow"), py::arg("overlapped"), py::arg("threads"));
 }

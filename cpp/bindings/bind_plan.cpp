@@ -1,12 +1,17 @@
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstring>
 #include <limits>
-#include <tuple>
+#include <numeric>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "arrays.hpp"
+#include "interrupt.hpp"
+#include "layers_on_chips.hpp"
 #include "phaze/parallel.hpp"
 #include "phaze/plan.hpp"
 
@@ -159,51 +164,85 @@ class PyPlanSpace {
   std::size_t layouts() const { return space_.layouts(); }
 
   // Estimates of even partitions: the fields of PlanEstimate as columns, numbers and codes apart.
-  // Layout k has row place[k]; rows without an estimate have their `status`, and NaN as time.
-  py::object estimate_even(const py::object& times, const py::object& variant, double usable_bytes,
-                           const py::object& free, const py::object& place,
-                           const py::object& status, int threads) const {
+  // Plan k has layout[k] and row place[k]; rows without an estimate have their `status`, and NaN as
+  // time.
+  py::object estimate_even(const py::object& times, const py::object& layout,
+                           const py::object& variant, double usable_bytes, const py::object& free,
+                           const py::object& place, const py::object& status, int threads) const {
     const TimesView timed = by_strategy(times);
     const std::vector<TimesView> freed = levels(free, space_.strategies());
     std::vector<PlanSpace::TimesOf> free_of;
     for (const TimesView& level : freed) {
       free_of.push_back([&level](std::size_t s) { return level[s]; });
     }
-    const auto layouts = static_cast<py::ssize_t>(space_.layouts());
-    const auto chosen = view<std::int32_t>(variant, "variant", layouts);
-    const auto places = view<std::int64_t>(place, "place", layouts);
+    const auto layouts = view<std::int64_t>(layout, "layout");
+    const std::size_t plans = layouts.size();
+    const auto chosen = view<std::int32_t>(variant, "variant", static_cast<py::ssize_t>(plans));
+    const auto places = view<std::int64_t>(place, "place", static_cast<py::ssize_t>(plans));
     const auto known = view<std::int32_t>(status, "status");
+    const std::size_t rows = known.size();
+    std::vector<std::uint8_t> placed(rows, 0);
+    for (const std::int64_t own : layouts) row_of(own);
     for (const std::int64_t own : places) {
-      if (own < 0 || own >= static_cast<std::int64_t>(known.size())) {
+      if (own < 0 || own >= static_cast<std::int64_t>(rows)) {
         throw InvalidInput("place: expected positions of `status`");
       }
+      placed[static_cast<std::size_t>(own)] = 1;
     }
     const int workers = checked_threads(threads);
-    const std::size_t rows = known.size();
+    constexpr std::size_t kBlock = 768;
+    const auto at_most = static_cast<std::size_t>(std::max(workers, 1));
     constexpr std::size_t kNumbers = offsetof(PlanEstimate, fullest) / sizeof(double);
     py::array_t<double> numbers({kNumbers, rows});
     py::array_t<std::int32_t> codes({std::size_t{3}, rows});
     const std::span<double> number = writable(numbers);
     const std::span<std::int32_t> code = writable(codes);
+    // Column by column: neighbouring plans often have neighbouring rows.
+    const auto put = [&](std::size_t count, const PlanEstimate* found, const auto& row_of_plan) {
+      for (std::size_t c = 0; c < kNumbers; ++c) {
+        const char* from = reinterpret_cast<const char*>(found) + c * sizeof(double);
+        for (std::size_t k = 0; k < count; ++k, from += sizeof(PlanEstimate)) {
+          std::memcpy(&number[c * rows + row_of_plan(k)], from, sizeof(double));
+        }
+      }
+      for (std::size_t k = 0; k < count; ++k) {
+        const std::size_t row = row_of_plan(k);
+        code[row] = found[k].fullest;
+        code[rows + row] = found[k].status;
+        code[2 * rows + row] = found[k].instant;
+      }
+    };
     {
       const py::gil_scoped_release release;
-      std::fill(number.begin(), number.end(), 0.0);
-      std::fill_n(number.begin(), rows, std::numeric_limits<double>::quiet_NaN());
-      std::fill(code.begin(), code.end(), 0);
-      std::copy(known.begin(), known.end(), code.begin() + static_cast<std::ptrdiff_t>(rows));
-      const auto put = [&](std::size_t layout, const PlanEstimate& own) {
-        const auto row = static_cast<std::size_t>(places[layout]);
-        double values[kNumbers];
-        std::memcpy(values, &own, sizeof(values));
-        for (std::size_t k = 0; k < kNumbers; ++k) number[k * rows + row] = values[k];
-        code[row] = own.fullest;
-        code[rows + row] = own.status;
-        code[2 * rows + row] = own.instant;
-      };
-      parallel_for(places.size(), workers, 256, [&](std::size_t begin, std::size_t end) {
-        space_.estimate_even(
-            begin, chosen.subspan(begin, end - begin), [&](std::size_t s) { return timed[s]; },
-            free_of, usable_bytes, put);
+      PlanEstimate none{};
+      none.time_s = std::numeric_limits<double>::quiet_NaN();
+      for (std::size_t row = 0; row < rows; ++row) {
+        none.status = known[row];
+        if (placed[row] == 0) put(1, &none, [&](std::size_t) { return row; });
+      }
+      // Plans take unequal times: each thread estimates every so many blocks of plans.
+      const std::size_t ways = std::clamp<std::size_t>(plans / kBlock, 1, at_most);
+      parallel_for(ways, workers, 1, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t way = begin; way < end; ++way) {
+          std::vector<std::size_t> own;  // numbers of plans
+          for (std::size_t first = way * kBlock; first < plans; first += ways * kBlock) {
+            for (std::size_t k = first; k < std::min(first + kBlock, plans); ++k) own.push_back(k);
+          }
+          std::vector<std::int64_t> own_layouts;
+          std::vector<std::int32_t> own_variants;
+          for (const std::size_t k : own) {
+            own_layouts.push_back(layouts[k]);
+            own_variants.push_back(chosen[k]);
+          }
+          space_.estimate_even(
+              own_layouts, own_variants, [&](std::size_t s) { return timed[s]; }, free_of,
+              usable_bytes,
+              [&](std::span<const std::size_t> numbers_of, std::span<const PlanEstimate> found) {
+                put(found.size(), found.data(), [&](std::size_t k) {
+                  return static_cast<std::size_t>(places[own[numbers_of[k]]]);
+                });
+              });
+        }
       });
     }
     return py::make_tuple(freeze(std::move(numbers)), freeze(std::move(codes)));
@@ -320,6 +359,64 @@ class PyPlanSpace {
     }
     const PlacedArrays found = placed_arrays(plans);
     return result("PlacedPlans", found.placed, found.borders);
+  }
+
+  // The best plan of all strategies on each chip with each memory limit, the times of its layers,
+  // and its joules; layers[s] are those of strategy s, all on the same chips.
+  py::object best_on_chips(const py::sequence& layers, const py::object& memory_limit,
+                           const py::object& below, bool planned, std::int64_t max_nodes,
+                           int threads) const {
+    std::vector<const LayersOnChips*> cores;
+    for (const auto& own : layers) cores.push_back(&own.cast<const PyLayersOnChips&>().core());
+    const std::size_t chips = cores.empty() ? 0 : cores[0]->chips();
+    const std::size_t rows = chips * space_.memory_limits();
+    const auto largest =
+        view<std::int64_t>(memory_limit, "memory_limit", static_cast<py::ssize_t>(chips));
+    const auto limits = view<double>(below, "below_s", static_cast<py::ssize_t>(rows));
+    std::vector<PlacedPlan> plans(rows);
+    std::vector<TimesRow> times(rows, TimesRow(0, 0));
+    py::array_t<double> joules(static_cast<py::ssize_t>(rows));
+    const std::span<double> spent = writable(joules);
+    int variants = 1;
+    for (const LayersOnChips* own : cores) variants = std::max(variants, own->variants());
+    Status status = Status::kOk;
+    interruptible(max_nodes, std::numeric_limits<double>::infinity(), threads,
+                  [&](const SearchLimits& search, int workers) {
+                    const ChipSearch asked{largest, limits, planned, search, workers};
+                    status = phaze::best_on_chips(space_, cores, asked, plans, times, spent);
+                  });
+    raise_for_layers(status);
+    const PlacedArrays found = placed_arrays(plans);
+    return result("PlansOnChips", found.placed, found.borders,
+                  times_arrays(times, space_.kinds(), variants), freeze(std::move(joules)));
+  }
+
+  // Lower bounds of the layers and the step of a strategy on some of the chips, each raised as far
+  // as it takes to prove that the step exceeds its limit.
+  py::tuple rule_out(std::int32_t strategy, const PyLayersOnChips& layers, const py::object& chips,
+                     const py::object& memory_limit, const py::object& limit, bool planned,
+                     std::int64_t max_nodes, int threads) const {
+    check_strategy(strategy);
+    const auto positions = layers.checked(chips);
+    const auto count = static_cast<py::ssize_t>(positions.size());
+    const auto largest = view<std::int64_t>(memory_limit, "memory_limit", count);
+    const auto limits_s = view<double>(limit, "limits_s", count);
+    for (const std::int64_t own : largest) check_limit(own);
+    if (layers.core().kinds() != space_.kinds()) throw InvalidInput("layers: of another model");
+    std::vector<TimesRow> least = layers.rows(positions.size());
+    py::array_t<double> bounds(count);
+    const std::span<double> least_s = writable(bounds);
+    interruptible(max_nodes, std::numeric_limits<double>::infinity(), threads,
+                  [&](const SearchLimits& search, int workers) {
+                    each_chip(positions, workers, [&](std::size_t k, std::size_t chip) {
+                      const StepQuery step{&space_, strategy, static_cast<std::size_t>(largest[k])};
+                      layers.core().add_joules(chip, &least[k]);
+                      return layers.core().rule_out(chip, step, limits_s[k], planned, search,
+                                                    &least[k], &least_s[k]);
+                    });
+                  });
+    return py::make_tuple(times_arrays(least, space_.kinds(), layers.core().variants()),
+                          freeze(std::move(bounds)));
   }
 
   // Joules of plans, each on the chip of a row of `times`.
@@ -530,52 +627,279 @@ class WidthColumns {
 
 // The first rule that each row of widths violates, as a PlanStatus.
 py::array_t<std::int32_t> statuses_of(const py::sequence& widths, std::int64_t devices,
-                                      std::int64_t global_batch) {
+                                      std::int64_t global_batch, int threads) {
   const WidthColumns columns(widths);
+  const int workers = checked_threads(threads);
   py::array_t<std::int32_t> statuses(static_cast<py::ssize_t>(columns.rows()));
   const auto filled = writable(statuses);
-  for (std::size_t i = 0; i < filled.size(); ++i) {
-    filled[i] = static_cast<std::int32_t>(check_widths(columns[i], devices, global_batch));
+  {
+    const py::gil_scoped_release release;
+    parallel_for(filled.size(), workers, 4096, [&](std::size_t begin, std::size_t end) {
+      for (std::size_t i = begin; i < end; ++i) {
+        filled[i] = static_cast<std::int32_t>(check_widths(columns[i], devices, global_batch));
+      }
+    });
   }
   return statuses;
 }
 
-// The layouts of the rows that have a strategy (others have -1), and the numbers of these rows:
-// sorted by strategy, and then by stages, chunks, schedule and micro-batches.
+// Numbers distinct keys, which are runs of `width` whole numbers, in the order of their arrival.
+class DistinctKeys {
+ public:
+  explicit DistinctKeys(std::size_t width) : width_(width), table_(64, -1) {}
+  std::int32_t number_of(const std::int64_t* key) {
+    if (last_ >= 0 && same(key, at(last_))) return last_;
+    std::size_t slot = slot_of(key);
+    if (table_[slot] < 0) {
+      if (2 * count() >= table_.size()) {
+        grow();
+        slot = slot_of(key);
+      }
+      table_[slot] = static_cast<std::int32_t>(count());
+      keys_.insert(keys_.end(), key, key + width_);
+    }
+    return last_ = table_[slot];
+  }
+  std::size_t count() const noexcept { return keys_.size() / width_; }
+  const std::int64_t* at(std::int32_t number) const noexcept {
+    return &keys_[static_cast<std::size_t>(number) * width_];
+  }
+  // The numbers of the keys in ascending order of the keys.
+  std::vector<std::int32_t> sorted() const {
+    std::vector<std::int32_t> order(count());
+    std::iota(order.begin(), order.end(), 0);
+    std::sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
+      return std::lexicographical_compare(at(a), at(a) + width_, at(b), at(b) + width_);
+    });
+    return order;
+  }
+
+ private:
+  // The slot that has a key, or the empty one that it would have.
+  std::size_t slot_of(const std::int64_t* key) const noexcept {
+    constexpr std::uint64_t kOdd = 0x9E3779B97F4A7C15U;
+    std::uint64_t hash = 0;
+    std::uint64_t factor = kOdd;
+    for (std::size_t k = 0; k < width_; ++k, factor += 2 * kOdd) {
+      hash += (static_cast<std::uint64_t>(key[k]) + k + 1) * factor;
+    }
+    hash = (hash ^ (hash >> 32U)) * kOdd;
+    hash ^= hash >> 29U;
+    const std::size_t mask = table_.size() - 1;
+    std::size_t slot = hash & mask;
+    while (table_[slot] >= 0 && !same(key, at(table_[slot]))) slot = (slot + 1) & mask;
+    return slot;
+  }
+  void grow() {
+    table_.assign(4 * table_.size(), -1);
+    for (std::int32_t n = 0; n < static_cast<std::int32_t>(count()); ++n) {
+      table_[slot_of(at(n))] = n;
+    }
+  }
+  bool same(const std::int64_t* a, const std::int64_t* b) const noexcept {
+    std::int64_t differs = 0;  // keys are short: a loop takes less time than memcmp()
+    for (std::size_t k = 0; k < width_; ++k) differs |= a[k] ^ b[k];
+    return differs == 0;
+  }
+
+  std::size_t width_;
+  std::vector<std::int64_t> keys_;
+  std::vector<std::int32_t> table_;
+  std::int32_t last_ = -1;
+};
+
+std::vector<std::int32_t> places_of(const std::vector<std::int32_t>& order) {
+  std::vector<std::int32_t> places(order.size());
+  for (std::size_t k = 0; k < order.size(); ++k) {
+    places[static_cast<std::size_t>(order[k])] = static_cast<std::int32_t>(k);
+  }
+  return places;
+}
+
+// Numbers the keys of rows in the order in which they first occur; `key_of` fills the key of a row,
+// or returns false: the row has none and gets -1. Each thread numbers the keys of a range of rows;
+// then these numbers are replaced by common ones.
+template <typename KeyOf>
+DistinctKeys number_rows(std::size_t width, std::span<std::int64_t> numbers, int threads,
+                         const KeyOf& key_of) {
+  constexpr std::size_t kGrain = 4096;
+  const std::size_t ranges = std::clamp<std::size_t>(
+      numbers.size() / kGrain, 1, static_cast<std::size_t>(std::max(threads, 1)));
+  std::vector<DistinctKeys> own(ranges, DistinctKeys(width));
+  std::vector<std::vector<std::int64_t>> common(ranges);
+  const auto each = [&](std::size_t range, const auto& use) {
+    const std::size_t share = (numbers.size() + ranges - 1) / ranges;
+    const std::size_t end = std::min(numbers.size(), (range + 1) * share);
+    for (std::size_t i = range * share; i < end; ++i) use(i);
+  };
+  parallel_for(ranges, threads, 1, [&](std::size_t begin, std::size_t end) {
+    std::vector<std::int64_t> key(width);
+    for (std::size_t range = begin; range < end; ++range) {
+      each(range, [&](std::size_t i) {
+        numbers[i] = key_of(i, key.data()) ? own[range].number_of(key.data()) : -1;
+      });
+    }
+  });
+  if (ranges == 1) return std::move(own[0]);
+  DistinctKeys all(width);
+  for (std::size_t range = 0; range < ranges; ++range) {
+    for (std::size_t k = 0; k < own[range].count(); ++k) {
+      common[range].push_back(all.number_of(own[range].at(static_cast<std::int32_t>(k))));
+    }
+  }
+  parallel_for(ranges, threads, 1, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t range = begin; range < end; ++range) {
+      each(range, [&](std::size_t i) {
+        if (numbers[i] >= 0) numbers[i] = common[range][static_cast<std::size_t>(numbers[i])];
+      });
+    }
+  });
+  return all;
+}
+
+// The distinct rows of columns of whole numbers, in order, and the position of each row among them;
+// rows with a status other than 0 are left out and have -1.
+py::object distinct_rows(const py::sequence& columns, const py::object& status, int threads) {
+  const auto given = view<std::int32_t>(status, "status");
+  const int workers = checked_threads(threads);
+  const auto rows = static_cast<py::ssize_t>(given.size());
+  std::vector<py::array_t<std::int64_t>> kept;
+  std::vector<std::span<const std::int64_t>> values;
+  for (const auto& column : columns) {
+    kept.push_back(py::array_t<std::int64_t, py::array::c_style>::ensure(column));
+    values.push_back(view<std::int64_t>(kept.back(), "columns", rows));
+  }
+  const std::size_t width = values.size();
+  py::array_t<std::int64_t> which(rows);
+  const auto own = writable(which);
+  const auto key_of = [&](std::size_t i, std::int64_t* key) {
+    for (std::size_t k = 0; k < width; ++k) key[k] = values[k][i];
+    return given[i] == 0;
+  };
+  const DistinctKeys keys = [&] {
+    const py::gil_scoped_release release;
+    return number_rows(width, own, workers, key_of);
+  }();
+  const std::vector<std::int32_t> order = keys.sorted();
+  const std::vector<std::int32_t> places = places_of(order);
+  for (std::int64_t& number : own) {
+    if (number >= 0) number = places[static_cast<std::size_t>(number)];
+  }
+  py::array_t<std::int64_t> distinct({order.size(), width});
+  std::int64_t* next = distinct.mutable_data();
+  for (const std::int32_t number : order) next = std::copy_n(keys.at(number), width, next);
+  return py::make_tuple(distinct, which);
+}
+
+// Where each distinct word of an array of words first occurs, and the number of each row's word.
+py::object distinct_words(const py::array& words) {
+  if (words.ndim() != 1 || words.dtype().kind() != 'U' ||
+      (words.shape(0) > 1 && words.strides(0) != words.itemsize())) {
+    throw InvalidInput("words: expected a contiguous array of words");
+  }
+  constexpr std::size_t kFew = 16;  // are compared one by one, which takes less time than hashing
+  const auto size = static_cast<std::size_t>(words.itemsize());
+  const auto* const bytes = static_cast<const char*>(words.data());
+  const auto rows = static_cast<std::size_t>(words.shape(0));
+  std::vector<std::int64_t> first;
+  std::unordered_map<std::string_view, std::int64_t> numbers;
+  py::array_t<std::int64_t> which(static_cast<py::ssize_t>(rows));
+  std::int64_t* const number = which.mutable_data();
+  const auto same = [&](std::size_t a, std::size_t b) {
+    return std::memcmp(bytes + a * size, bytes + b * size, size) == 0;
+  };
+  for (std::size_t i = 0; i < rows; ++i) {
+    std::size_t k = 0;
+    while (k < std::min(first.size(), kFew) && !same(i, static_cast<std::size_t>(first[k]))) ++k;
+    if (k == kFew) {
+      const std::string_view word(bytes + i * size, size);
+      const auto next = static_cast<std::int64_t>(first.size());
+      k = static_cast<std::size_t>(numbers.try_emplace(word, next).first->second);
+    }
+    if (k == first.size()) first.push_back(static_cast<std::int64_t>(i));
+    number[i] = static_cast<std::int64_t>(k);
+  }
+  return py::make_tuple(array(first), which);
+}
+
+// The layout of a key of laid_out(): its shape (see same_shape) comes first.
+constexpr std::size_t kShapeWidth = 5;
+constexpr std::size_t kLayoutWidth = 9;
+
+LayoutRecord layout_of_key(const std::int64_t* key) noexcept {
+  const auto code = [&](std::size_t k) { return static_cast<std::int32_t>(key[k]); };
+  return {code(0), code(3), code(1), code(2), code(5), code(6), key[7], key[4], key[8]};
+}
+
+// The plans of the rows that have a strategy (others have -1), in an order in which plans of one
+// shape are adjacent: the distinct layouts, and the layout, variant and row of each plan.
 py::object laid_out(const py::sequence& widths, const py::object& strategy,
-                    std::int64_t global_batch) {
+                    const py::object& variant, std::int64_t global_batch, int threads) {
   const WidthColumns columns(widths);
-  const auto strategies =
-      view<std::int64_t>(strategy, "strategy", static_cast<py::ssize_t>(columns.rows()));
-  std::vector<std::pair<LayoutRecord, std::int64_t>> found;
-  for (std::size_t i = 0; i < strategies.size(); ++i) {
-    if (strategies[i] < 0) continue;
+  const int workers = checked_threads(threads);
+  const std::size_t rows = columns.rows();
+  const auto strategies = view<std::int64_t>(strategy, "strategy", static_cast<py::ssize_t>(rows));
+  const auto variants = view<std::int32_t>(variant, "variant", static_cast<py::ssize_t>(rows));
+  std::vector<std::int64_t> layout_of(rows);
+  const auto key_of = [&](std::size_t i, std::int64_t* key) {
+    if (strategies[i] < 0) return false;
     const PlanWidths w = columns[i];
     if (w.dp < 1 || w.micro_batch < 1) throw InvalidInput("widths: expected 1 or more");
-    const auto small = [](std::int64_t value) {  // no plan has a larger one
-      return static_cast<std::int32_t>(
-          std::min<std::int64_t>(value, std::numeric_limits<std::int32_t>::max()));
-    };
-    found.push_back(
-        {{small(strategies[i]), small(w.schedule), small(w.pp), small(w.vpp), small(w.zero),
-          small(w.rank_order), w.dp, global_batch / (w.dp * w.micro_batch), w.shard},
-         static_cast<std::int64_t>(i)});
-  }
-  const auto key = [](const auto& own) {
-    const LayoutRecord& l = own.first;
-    return std::tie(l.strategy, l.pp, l.vpp, l.schedule, l.micro_batches, own.second);
+    const std::int64_t layout[kLayoutWidth] = {
+        strategies[i], w.pp,         w.vpp, w.schedule, global_batch / (w.dp * w.micro_batch),
+        w.zero,        w.rank_order, w.dp,  w.shard};
+    for (std::size_t k = 0; k < kLayoutWidth; ++k) {
+      const bool wide = k == 4 || k >= 7;  // others are 32 bits; no plan has a larger one
+      constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+      key[k] = wide ? layout[k] : std::min(layout[k], kMost);
+    }
+    return true;
   };
-  const auto before = [&](const auto& a, const auto& b) { return key(a) < key(b); };
-  if (!std::is_sorted(found.begin(), found.end(), before)) {
-    std::sort(found.begin(), found.end(), before);
+  const DistinctKeys keys = [&] {
+    const py::gil_scoped_release release;
+    return number_rows(kLayoutWidth, layout_of, workers, key_of);
+  }();
+  DistinctKeys shapes(kShapeWidth);
+  std::vector<std::size_t> shape_of;  // by layout
+  for (std::size_t k = 0; k < keys.count(); ++k) {
+    shape_of.push_back(
+        static_cast<std::size_t>(shapes.number_of(keys.at(static_cast<std::int32_t>(k)))));
   }
-  py::array_t<LayoutRecord> layouts(static_cast<py::ssize_t>(found.size()));
-  py::array_t<std::int64_t> rows(static_cast<py::ssize_t>(found.size()));
-  for (std::size_t k = 0; k < found.size(); ++k) {
-    layouts.mutable_data()[k] = found[k].first;
-    rows.mutable_data()[k] = found[k].second;
+  const std::vector<std::int32_t> shape_places = places_of(shapes.sorted());
+  for (std::size_t& shape : shape_of) shape = static_cast<std::size_t>(shape_places[shape]);
+  // Plans and layouts by the place of their shape, those of one shape in the order of rows.
+  std::vector<std::size_t> next(shapes.count() + 1, 0);
+  std::vector<std::size_t> next_layout(next.size(), 0);
+  for (const std::size_t shape : shape_of) ++next_layout[shape + 1];
+  for (const std::int64_t layout : layout_of) {
+    if (layout >= 0) ++next[shape_of[static_cast<std::size_t>(layout)] + 1];
   }
-  return result("LaidOut", freeze(std::move(layouts)), freeze(std::move(rows)));
+  std::partial_sum(next.begin(), next.end(), next.begin());
+  std::partial_sum(next_layout.begin(), next_layout.end(), next_layout.begin());
+  const auto plans = static_cast<py::ssize_t>(next.back());
+  py::array_t<LayoutRecord> layouts(static_cast<py::ssize_t>(keys.count()));
+  py::array_t<std::int64_t> own_layout(plans);
+  py::array_t<std::int32_t> own_variant(plans);
+  py::array_t<std::int64_t> own_row(plans);
+  const auto records = writable(layouts);
+  const auto of_layout = writable(own_layout);
+  const auto of_variant = writable(own_variant);
+  const auto of_row = writable(own_row);
+  std::vector<std::size_t> place_of;
+  for (std::size_t k = 0; k < keys.count(); ++k) {
+    place_of.push_back(next_layout[shape_of[k]]++);
+    records[place_of[k]] = layout_of_key(keys.at(static_cast<std::int32_t>(k)));
+  }
+  for (std::size_t i = 0; i < rows; ++i) {
+    if (layout_of[i] < 0) continue;
+    const auto layout = static_cast<std::size_t>(layout_of[i]);
+    const std::size_t k = next[shape_of[layout]]++;
+    of_layout[k] = static_cast<std::int64_t>(place_of[layout]);
+    of_variant[k] = variants[i];
+    of_row[k] = static_cast<std::int64_t>(i);
+  }
+  return result("LaidOut", freeze(std::move(layouts)), freeze(std::move(own_layout)),
+                freeze(std::move(own_variant)), freeze(std::move(own_row)));
 }
 
 void bind_plan_records(py::module_& module) {
@@ -605,9 +929,12 @@ void bind_plan_records(py::module_& module) {
   for (const char* name : WidthColumns::kNames) names.append(name);
   module.attr("WIDTHS") = py::tuple(names);
   module.def("check_widths", &statuses_of, py::arg("widths"), py::arg("devices"),
-             py::arg("global_batch"));
-  module.def("laid_out", &laid_out, py::arg("widths"), py::arg("strategy"),
-             py::arg("global_batch"));
+             py::arg("global_batch"), py::arg("threads") = 1);
+  module.def("distinct_rows", &distinct_rows, py::arg("columns"), py::arg("status"),
+             py::arg("threads") = 1);
+  module.def("distinct_words", &distinct_words, py::arg("words"));
+  module.def("laid_out", &laid_out, py::arg("widths"), py::arg("strategy"), py::arg("variant"),
+             py::arg("global_batch"), py::arg("threads") = 1);
   module.attr("MAX_VARIANTS") = kMaxVariants;
   module.attr("PLACED_DTYPE") = py::dtype::of<PlacedRecord>();
   module.attr("LAYER_KIND_DTYPE") = py::dtype::of<LayerKindRecord>();
@@ -624,8 +951,9 @@ void bind_plan_records(py::module_& module) {
   bind_result(module, "PlanPasses", "forward_s backward_s weight_grad_s step_s");
   bind_result(module, "EvenPartition", "status cuts variants");
   bind_result(module, "PlacedPlans", "placed borders");
+  bind_result(module, "PlansOnChips", "placed borders times joules");
   bind_result(module, "RankedPlans", "placed borders solved empty open_s");
-  bind_result(module, "LaidOut", "layouts rows");
+  bind_result(module, "LaidOut", "layouts layout variant rows");
   bind_result(module, "SolvedLayout", "bound_s placed borders");
 }
 
@@ -643,9 +971,9 @@ void bind_plan(py::module_& module) {
            py::arg("sizes"), py::arg("layouts"), py::arg("memory_limits"), py::arg("fits"),
            py::arg("some_blocks") = false)
       .def("__len__", &PyPlanSpace::layouts)
-      .def("estimate_even", &PyPlanSpace::estimate_even, py::arg("times"), py::arg("variant"),
-           py::arg("usable_bytes"), py::arg("free"), py::arg("place"), py::arg("status"),
-           py::arg("threads"))
+      .def("estimate_even", &PyPlanSpace::estimate_even, py::arg("times"), py::arg("layout"),
+           py::arg("variant"), py::arg("usable_bytes"), py::arg("free"), py::arg("place"),
+           py::arg("status"), py::arg("threads"))
       .def("estimate", &PyPlanSpace::estimate, py::arg("times"), py::arg("layout"), py::arg("cuts"),
            py::arg("variants"), py::arg("usable_bytes"), py::arg("free") = py::tuple())
       .def("passes", &PyPlanSpace::passes, py::arg("times"), py::arg("layout"), py::arg("cuts"),
@@ -661,6 +989,11 @@ void bind_plan(py::module_& module) {
            py::arg("most_s"), py::arg("threads"))
       .def("best", &PyPlanSpace::best, py::arg("strategy"), py::arg("times"), py::arg("least"),
            py::arg("below_s"), py::arg("threads"))
+      .def("best_on_chips", &PyPlanSpace::best_on_chips, py::arg("layers"), py::arg("memory_limit"),
+           py::arg("below_s"), py::arg("planned"), py::arg("max_nodes"), py::arg("threads"))
+      .def("rule_out", &PyPlanSpace::rule_out, py::arg("strategy"), py::arg("layers"),
+           py::arg("chips"), py::arg("memory_limit"), py::arg("limits_s"), py::arg("planned"),
+           py::arg("max_nodes"), py::arg("threads"))
       .def("energies", &PyPlanSpace::energies, py::arg("times"), py::arg("row"), py::arg("placed"),
            py::arg("borders"))
       .def("bounds", &PyPlanSpace::bounds, py::arg("strategy"), py::arg("least"),

@@ -12,6 +12,8 @@ void bind_chip_grid(py::module_& module);
 void bind_collective(py::module_& module);
 void bind_fusion(py::module_& module);
 void bind_layer_schedule(py::module_& module);
+void bind_layers_on_chips(py::module_& module);
+void bind_layouts(py::module_& module);
 void bind_mapping(py::module_& module);
 void bind_memory(py::module_& module);
 void bind_mesh(py::module_& module);
@@ -87,6 +89,8 @@ PYBIND11_MODULE(_core, module) {
   bind_pipeline(module);
   bind_placement(module);
   bind_nest(module);
+  bind_layers_on_chips(module);
   bind_plan(module);
+  bind_layouts(module);
   bind_memory(module);
 }

@@ -112,10 +112,11 @@ Answer times(const Inputs& in) {
 Answer paths(const Inputs& in) {
   const ChipBatch batch{in.chips, in.tuning_of, in.tunings, {2.0, 2.0, 4.0, 1.0}};
   const std::vector<std::int64_t> nodes{0, 3}, before_ptr{0, 0, 1, 3};
-  const std::vector<std::int32_t> op{0, 1, 2}, before{0, 0, 1};
+  const std::vector<std::int32_t> op{0, 1, 2}, before{0, 0, 1}, sum_of{0};
   const std::vector<double> extra{0.0, 1e-6, 0.0}, count{2.0};
   std::vector<double> found(in.chips.size());
-  path_bound_batch(in.ops, batch, {nodes, op, extra, before_ptr, before, count}, found, kInside);
+  const PathBatch graphs{nodes, op, extra, before_ptr, before, count, sum_of};
+  path_bound_batch(in.ops, batch, graphs, found, kInside);
   return bits(found);
 }
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain, repeat
+from types import MappingProxyType
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -24,7 +25,7 @@ from phaze_fast.errors import InvalidInputError, InvalidTypeError, not_accepted
 from phaze_fast.hardware import Accelerator, AnyFabric, Cluster, EnergyTable, Tuning, presets
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.opgraph import BESIDE_RING, FORMATS, GROUPS, KINDS, RING, LayerGraph, OpGraph
-from phaze_fast.tables import Array, Brief
+from phaze_fast.tables import Array, Brief, distinct_rows, words_of
 from phaze_fast.threads import thread_count
 
 EXCHANGE_CORES = 20 / 132
@@ -49,15 +50,6 @@ class CostTable(NamedTuple):
     """Row of each chip."""
     column_of: Array
     """Column of each operator; -1 where it is in another table."""
-
-
-class _Places(NamedTuple):
-    """Positions of the operators of `Costs.alike` graphs; arrays have shape (graphs, operators)."""
-
-    ops: Array
-    """Positions among all operators of all graphs."""
-    tabled: list[tuple[int, Array, Array]]
-    """Position of each table, the operators of a graph that it has, and their columns in it."""
 
 
 def _column(graphs: Sequence[OpGraph], name: str) -> Array:
@@ -85,7 +77,12 @@ class Costs(Brief):
     _ends: tuple[int, ...]
     _network_s: Array
     """Seconds of collectives, of all operators of all graphs; zero of others."""
-    _places: dict[tuple[int, ...], _Places] = field(default_factory=dict)
+    _places: dict[tuple[int, ...], Array] = field(default_factory=dict)
+    """Positions of the operators of `alike` graphs among all operators, (graphs, operators)."""
+    _on_chip: dict[str, Array] = field(default_factory=dict)
+    """With one chip: values of all operators of all graphs, by name of a table's field."""
+    _exposed: dict[tuple[int, ...], Array] = field(default_factory=dict, init=False)
+    """With one chip: seconds of collectives that nothing hides, by graphs."""
 
     _contention: float = 0.0
     _overlapped: tuple[str, ...] = ()
@@ -107,23 +104,17 @@ class Costs(Brief):
             found.setdefault(key, []).append(at)
         return [np.array(some) for some in found.values()]
 
-    def _places_of(self, graphs: tuple[int, ...]) -> _Places:
+    def _places_of(self, graphs: tuple[int, ...]) -> Array:
         known = self._places.get(graphs)
         if known is None:
             first = np.array([self._ends[graph] for graph in graphs])
-            ops = first[:, None] + np.arange(len(self.graphs[graphs[0]]))
-            tabled = []
-            for at, table in enumerate(self._tables):
-                columns = table.column_of[ops]
-                mine = np.flatnonzero(columns[0] >= 0)
-                if len(mine):
-                    tabled.append((at, mine, columns[:, mine]))
-            self._places[graphs] = known = _Places(ops, tabled)
+            known = first[:, None] + np.arange(len(self.graphs[graphs[0]]))
+            self._places[graphs] = known
         return known
 
     def _checked(self, graph: int | Array, chip: int | None) -> tuple[int, ...]:
         graphs = tuple(np.atleast_1d(graph).tolist())
-        if not all(0 <= at < len(self.graphs) for at in graphs):
+        if min(graphs) < 0 or max(graphs) >= len(self.graphs):
             last = len(self.graphs) - 1
             raise not_accepted("graph", graph, f"0 to {last}")
         if chip is not None and not 0 <= chip < self.chips:
@@ -131,22 +122,35 @@ class Costs(Brief):
         return graphs
 
     def _look_up(self, name: str, graphs: tuple[int, ...], chip: int | None) -> Array:
+        ops = self._places_of(graphs)
+        if self.chips == 1:
+            found: Array = self._of_chip(name)[ops]
+            return found
         rows = slice(None) if chip is None else slice(chip, chip + 1)
-        several = len(graphs) > 1
-        count = len(graphs) if several else len(range(*rows.indices(self.chips)))
-        costs = np.empty((count, len(self.graphs[graphs[0]])))
-        for at, mine, columns in self._places_of(graphs).tabled:
-            table = self._tables[at]
-            values: Array = getattr(table, name)
-            if several:
-                costs[:, mine] = values[table.chip_of[0]].take(columns)
-            else:
-                costs[:, mine] = values.take(columns[0], axis=1).take(table.chip_of[rows], axis=0)
+        costs = np.empty((len(range(*rows.indices(self.chips))), ops.shape[1]))
+        for table in self._tables:
+            columns = table.column_of[ops[0]]
+            mine = np.flatnonzero(columns >= 0)
+            if len(mine):
+                values: Array = getattr(table, name).take(columns[mine], axis=1)
+                costs[:, mine] = values.take(table.chip_of[rows], axis=0)
         return costs
+
+    def _of_chip(self, name: str) -> Array:
+        """Return a field of the tables for all operators of all graphs on the only chip."""
+        known = self._on_chip.get(name)
+        if known is None:
+            known = np.empty(self._ends[-1])
+            for table in self._tables:
+                mine = np.flatnonzero(table.column_of >= 0)
+                values: Array = getattr(table, name)[table.chip_of[0]]
+                known[mine] = values[table.column_of[mine]]
+            self._on_chip[name] = known
+        return known
 
     def _network_of(self, graphs: tuple[int, ...]) -> Array:
         """Seconds of collectives, shape (graphs, operators)."""
-        seconds: Array = self._network_s[self._places_of(graphs).ops]
+        seconds: Array = self._network_s[self._places_of(graphs)]
         return seconds
 
     def at(self, chips: Array) -> Costs:
@@ -159,6 +163,7 @@ class Costs(Brief):
             _tables=tuple(tables),
             _static_w=self._static_w[chips],
             _limit_w=self._limit_w[chips],
+            _on_chip={},
         )
 
     def only(self, graphs: Sequence[int]) -> Costs:
@@ -172,6 +177,7 @@ class Costs(Brief):
             _ends=(0, *accumulate(map(len, kept))),
             _network_s=self._network_s[ops],
             _places={},
+            _on_chip={},
         )
 
     def without(self, groups: Sequence[str], share: float = 1.0) -> Costs:
@@ -242,6 +248,14 @@ class Costs(Brief):
 
     def _exposed_s(self, graphs: tuple[int, ...], chip: int | None) -> Array:
         """Seconds of collectives; of ring attention, only the part that attention does not hide."""
+        if self.chips != 1:
+            return self._not_hidden_s(graphs, chip)
+        known = self._exposed.get(graphs)
+        if known is None:
+            self._exposed[graphs] = known = self._not_hidden_s(graphs, chip)
+        return known
+
+    def _not_hidden_s(self, graphs: tuple[int, ...], chip: int | None) -> Array:
         names = self.graphs[graphs[0]].names
         if self._overlapped:
             network = self._overlap_exposed_s(graphs, chip)
@@ -258,6 +272,21 @@ class Costs(Brief):
         ring_s = seconds[:, list(rings)]
         seconds[:, list(rings)] = np.maximum(self._contention * ring_s, ring_s - overlapped_s)
         return seconds
+
+    def exposed_network_s(self) -> Array:
+        """Seconds of collectives that nothing hides, of all operators of all graphs.
+
+        Zero of other operators; shape (chips, operators), or (1, operators) where chips have the
+        same.
+        """
+        parts = [self._exposed_s((at,), None) for at in range(len(self.graphs))]
+        rows = max(len(part) for part in parts)
+        return np.concatenate([np.broadcast_to(p, (rows, p.shape[1])) for p in parts], axis=1)
+
+    @property
+    def tables(self) -> tuple[CostTable, ...]:
+        """Costs of the distinct operators on the distinct chips."""
+        return self._tables
 
     def _with_network(self, name: str, graph: int | Array, chip: int | None) -> Array:
         graphs = self._checked(graph, chip)
@@ -341,10 +370,6 @@ def _flat(graphs: OpGraph | LayerGraph | Sequence[OpGraph | LayerGraph]) -> tupl
     return tuple(flat)
 
 
-_ODD = np.uint64(0x9E3779B97F4A7C15)
-"""Factor of hashes."""
-
-
 def distinct_operators(ops: Array) -> tuple[Array, Array]:
     """Return the operators that differ in cost, and the index of each operator among them."""
     if not len(ops):
@@ -355,20 +380,12 @@ def distinct_operators(ops: Array) -> tuple[Array, Array]:
         np.ascontiguousarray(one).view(np.uint64) if one.dtype == np.float64 else one.astype("u8")
         for one in columns
     ]
-    hashes: Array = np.zeros(len(ops), dtype=np.uint64)
-    for word in words:
-        hashes = (hashes ^ word) * _ODD
-        hashes ^= hashes >> 32
-    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
-    if not all((word[first][inverse] == word).all() for word in words):  # two have one hash
-        _, first, inverse = np.unique(
-            np.stack(words, axis=1), axis=0, return_index=True, return_inverse=True
-        )
+    first, inverse = distinct_rows(words)
     chosen: Array = np.zeros(len(first), dtype=ops.dtype)
     for name in _SEEN:
         chosen[name] = ops[name][first]
     chosen["collective"] = -1
-    return chosen, inverse.reshape(-1)
+    return chosen, inverse
 
 
 def _distinct_chips(batch: Machines, unseen: tuple[str, ...]) -> tuple[Machines, Array]:
@@ -376,19 +393,11 @@ def _distinct_chips(batch: Machines, unseen: tuple[str, ...]) -> tuple[Machines,
     records = batch.records.copy()
     for name in unseen:
         records[name] = 1
-    tables = batch.energy.dtype.itemsize
-    key: Array = np.zeros(
-        len(records), dtype=[("c", "V", records.dtype.itemsize), ("e", "V", tables), ("t", "i4")]
-    )
-    key["c"] = records.view(np.dtype((np.void, records.dtype.itemsize)))
-    key["e"] = batch.energy.view(np.dtype((np.void, tables)))
-    key["t"] = batch.tuning_of
-    _, first, inverse = np.unique(
-        key.view(np.dtype((np.void, key.dtype.itemsize))), return_index=True, return_inverse=True
-    )
+    words = [*words_of(records), *words_of(batch.energy), batch.tuning_of.astype(np.uint64)]
+    first, inverse = distinct_rows(words)
     # Static energy is added when costs are expanded to one row per chip.
     alike = replace(batch, records=records, idle_w={"": np.zeros(len(records))})
-    return alike.take(first), inverse.reshape(-1)
+    return alike.take(first), inverse
 
 
 def _bounded(ops: Array, batch: Machines, threads: int) -> tuple[Array, ...]:
@@ -788,25 +797,37 @@ class _IdealWork(NamedTuple):
     @classmethod
     def of(
         cls,
-        graph: LayerGraph,
+        graphs: Sequence[tuple[LayerGraph, Sequence[LayerGraph] | None]],
         records: Array,
         like: Accelerator,
-        forms: Sequence[LayerGraph] | None = None,
     ) -> _IdealWork:
-        """Take the operators of a graph, with the least HBM bytes of any of its forms of fusion.
+        """Take the operators of graphs, each with the least HBM bytes of any of its fused forms.
 
         Without forms, each operator keeps its largest share on chip over all sizes of the buffer.
         """
-        parts = _flat([graph])
+        every: list[OpGraph] = []
         batch = machines(records, like=like).sparse  # at least as fast in every operator
-        ops = np.concatenate([part.ops for part in parts])
-        if batch.stacked is not None or any(part.resident for part in parts):
-            if forms is None:
-                ops["kept_share"] = _Kept.of(parts, batch).most("hbm")
-            else:
-                ops["kept_share"] = _most_spared([parts, *(_flat([x]) for x in forms)], batch)
-        shapes, which = distinct_operators(ops)
-        return cls(list(parts), batch, in_format(shapes, batch.precision), which)
+        listed = []
+        for graph, forms in graphs:
+            parts = _flat([graph])
+            ops = np.concatenate([part.ops for part in parts])
+            if batch.stacked is not None or any(part.resident for part in parts):
+                if forms is None:
+                    ops["kept_share"] = _Kept.of(parts, batch).most("hbm")
+                else:
+                    ops["kept_share"] = _most_spared([parts, *(_flat([x]) for x in forms)], batch)
+            every += parts
+            listed.append(ops)
+        shapes, which = distinct_operators(np.concatenate(listed))
+        return cls(every, batch, in_format(shapes, batch.precision), which)
+
+
+class LayersToBound(NamedTuple):
+    """Layers under a strategy, for `roofline_works_s`; fields as of `roofline_work_s`."""
+
+    graph: LayerGraph
+    hidden: Mapping[str, float] = MappingProxyType({})
+    forms: Sequence[LayerGraph] = ()
 
 
 def roofline_work_s(
@@ -850,21 +871,52 @@ def roofline_work_s(
     >>> roofline_work_s(graph, space.chips, pod, space.spec.base).shape == (len(space),)
     True
     """
-    flat, batch, sized, which = _IdealWork.of(graph, records, like, forms)
-    groups = rank_groups(graph)
-    shares = np.array([1.0 - (hidden or {}).get(name, 0.0) for name in GROUPS])
-    network_s = collectives_s([(part, groups) for part in flat], cluster)
-    network_s *= shares[_column(flat, "group")]
+    works = [LayersToBound(graph, hidden or {}, forms)]
+    bounds_s: Array = roofline_works_s(works, records, cluster, like, threads)[0]
+    return bounds_s
+
+
+def roofline_works_s(
+    works: Sequence[LayersToBound],
+    records: Array,
+    cluster: Cluster,
+    like: Accelerator,
+    threads: int | None = None,
+) -> Array:
+    """Return `roofline_work_s` of several layer graphs, shape (graphs, chips).
+
+    Operators of equal shape are bounded once.
+
+    Examples
+    --------
+    >>> from phaze_fast import ArchitectureSpace, layer_graph, models
+    >>> space = ArchitectureSpace.tpuv4_area()
+    >>> pod = Cluster(devices=8, fabric="tpuv4-pod")
+    >>> works = [LayersToBound(layer_graph(models.load(name))) for name in ("bertlarge", "opt")]
+    >>> roofline_works_s(works, space.chips, pod, space.spec.base).shape == (2, len(space))
+    True
+    """
+    listed = [(own.graph, own.forms) for own in works]
+    flat, batch, sized, which = _IdealWork.of(listed, records, like)
+    network = []
+    for own in works:
+        parts, groups = _flat([own.graph]), rank_groups(own.graph)
+        shares = np.array([1.0 - own.hidden.get(name, 0.0) for name in GROUPS])
+        seconds = collectives_s([(part, groups) for part in parts], cluster)
+        network.append(seconds * shares[_column(parts, "group")])
+    layers = [layer for own in works for layer in own.graph.layers]
+    passes = [2 * len(own.graph.layers) for own in works]
     paths = (
         np.array([0, *accumulate(len(part) for part in flat)], dtype=np.int64),
         which.astype(np.int32),
-        network_s,
+        np.concatenate(network),
         *_before(flat),
-        np.repeat(np.array([float(layer.count) for layer in graph.layers]), 2),
+        np.repeat(np.array([float(layer.count) for layer in layers]), 2),
+        np.repeat(np.arange(len(works), dtype=np.int32), passes),
     )
     chips = batch.ideal.arguments
     bounds_s: Array = _core.path_bounds(sized, *chips, paths, thread_count(threads))
-    return bounds_s
+    return bounds_s.reshape(len(works), len(batch))
 
 
 def roofline_work_j(
@@ -897,7 +949,7 @@ def roofline_work_j(
     >>> bool((joules > 0).all()), static_w.shape == (len(space),)
     (True, True)
     """
-    parts, batch, ops, which = _IdealWork.of(graph, records, like)
+    parts, batch, ops, which = _IdealWork.of([(graph, None)], records, like)
     if any(part.ops["format"].any() for part in parts):
         return np.zeros(len(batch)), batch.static_w
     counts = np.repeat([float(layer.count) for layer in graph.layers], 2)

@@ -160,9 +160,6 @@ class BestFirstSearch:
         What is minimised, a name of `UNITS`; by default seconds of a step.
     """
 
-    every = False
-    """Whether the best plan of every chip is wanted."""
-
     def __init__(
         self,
         problems: Sequence[SearchProblem],
@@ -202,9 +199,6 @@ class BestFirstSearch:
         """The best plan of each model by group and capacity."""
         self.points: dict[tuple[int, ...], Answer] = {}
         """The plan of each point that is or was on the front."""
-        # A capacity has no score if some model has no plan that fits.
-        fits = [problem.strategy_fits.any(axis=0) for problem in self.problems]
-        self._hopeless: Array = ~np.logical_and.reduce(fits)
         self._alive = np.arange(len(groups))
         """Chip groups with a candidate that is not pruned."""
         self._unsettled = np.zeros((3, 0), dtype=np.int32)
@@ -265,8 +259,6 @@ class BestFirstSearch:
     def _below(self, groups: Array, energy: Array) -> Array:
         """Largest scores of interest, shape (groups, capacities); minus infinity: none is."""
         below = np.repeat(self._limits(groups)[:, None], self.exists.shape[1], axis=1)
-        if self.every:
-            below = np.where(self._hopeless, -np.inf, self.scores.scores[groups])
         if self.objectives:
             for c in range(below.shape[1]):
                 others = self._others(groups, c, energy)
@@ -302,10 +294,10 @@ class BestFirstSearch:
     def _place(self, i: int, s: int, groups: Array) -> None:
         """Find and record the best plans of scheduled candidates of model `i`."""
         for answer in self.tables[i].place(s, groups, self._below_s(i, s, groups)):
-            self._take(i, answer)
+            self.take(i, answer)
         self.placed += len(groups)
 
-    def _take(self, i: int, answer: Answer) -> None:
+    def take(self, i: int, answer: Answer) -> None:
         """Record a plan of model `i` on a chip group with a capacity."""
         group, c, s, placed, joules = answer[:5]
         old = self.chosen[i].get((group, c))
@@ -428,7 +420,7 @@ class BestFirstSearch:
         least = self.least_values(every)
         score = self.scores.combined(least)
         limit = self._limits(alive)
-        if self.every or self.objectives:
+        if self.objectives:
             energy = self.tables[0].energy
             floor = np.zeros(len(alive))
             if energy.size:
@@ -581,7 +573,7 @@ class BestFirstSearch:
             records = self.groups.records[[answers[k].group for k in at]]
             chips = problem.price(s, records)
             times = KindTimes.concatenated([answers[k].times.at([answers[k].row]) for k in at])
-            rate, sizes = chips.parts.hbm_bytes_per_s, [evaluator.sizes[number]]
+            rate, sizes = chips.hbm_bytes_per_s, [evaluator.sizes[number]]
             (levels,) = free_times(sizes, chips.costs, rate, [times])
             for row, k in enumerate(at):
                 free = [level.at([row]) for level in levels]
@@ -617,7 +609,7 @@ class BestFirstSearch:
         """List the best groups, each with its best capacity, best first; at most `top`."""
         ranked = []
         for group, score in self.best.scores.items():
-            if score > self.best.limit and not self.every:
+            if score > self.best.limit:
                 continue
             for c in range(self.exists.shape[1]):
                 own = [chosen.get((group, c)) for chosen in self.chosen]

@@ -2,64 +2,132 @@
 
 There are four steps, each costlier and tighter than the one before: rooflines of the operators,
 operators mapped onto the chip, the root of the layer's branch-and-bound tree, and the schedule.
+The last three are steps of ``_core.LayersOnChips``, which this module builds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
+from phaze_fast import _core
 from phaze_fast.cost import Costs
+from phaze_fast.cost.engine import CostTable
 from phaze_fast.hardware import Accelerator, Cluster
 from phaze_fast.memory import Optimizer
-from phaze_fast.opgraph import OpGraph
+from phaze_fast.planning import PlanEvaluator
 from phaze_fast.planning.sizes import StrategySizes
 from phaze_fast.planning.times import (
     MAX_NODES,
-    FixedParts,
     KindTimes,
+    LayerPasses,
+    expert_wait_s,
+    layer_places,
     operator_costs,
     optimizer_bytes_per_s,
     optimizer_products_s,
     step_matrices,
 )
-from phaze_fast.schedule import layer_makespans
+from phaze_fast.schedule.layers import graph_arrays
 from phaze_fast.software import check_precision
 from phaze_fast.tables import Array
 
 STEPS = ("roofline", "mapped", "schedule_bound", "scheduled", "placed")
 """Steps of evaluating a candidate, each with a tighter bound than the one before."""
 
-_UNITS_OF_TYPE = ((0, 2), (1, 2))
-"""Codes of the operator units that use tensor cores, and vector cores: one type alone, or both."""
-_ROUNDED_DOWN = 1.0 - 1e-12
-_BEYOND_LIMIT = 1.03
-"""How far beyond a limit lower bounds of layers are raised, so that rounding does not matter."""
+
+class _LayerGraphs(NamedTuple):
+    """What no chip changes about the layers of a strategy, as ``_core.LayersOnChips`` takes it."""
+
+    kinds: int
+    variants: int
+    op_ptr: Array
+    """Where the operators of each graph begin; forward and backward graphs alternate."""
+    types: Array
+    most_at_once: Array
+    edge_ptr: Array
+    edge_from: Array
+    edge_to: Array
+    in_order: Array
+    again: Array
+    late: Array
+    host_s: Array
+    host_again_s: Array
+    wait_s: Array
 
 
-@dataclass(frozen=True, eq=False)
-class _Roots:
-    """Roots of the layers' branch-and-bound trees, filled in as chips are evaluated.
+@lru_cache(maxsize=4096)
+def _layer_graphs(sizes: StrategySizes) -> _LayerGraphs:
+    layers, software = sizes.graph.layers, sizes.software
+    graphs = [graph for layer in layers for graph in (layer.forward, layer.backward)]
+    passes = [LayerPasses.of(layer, sizes.variants, software) for layer in layers]
+    arrays = [graph_arrays(graph) for graph in graphs]
+    again = [
+        np.concatenate([part for own in passes for part in (own.again[v], own.late[0] & False)])
+        for v in range(len(sizes.variants))
+    ]
+    late = [part for own in passes for part in (own.again[0] & False, own.late[0])]
+    waits = [expert_wait_s(sizes.graph, layer.kind, software) for layer in layers]
+    return _LayerGraphs(
+        kinds=len(layers),
+        variants=len(sizes.variants),
+        op_ptr=np.array([0, *accumulate(map(len, graphs))], dtype=np.int64),
+        types=np.concatenate([types for types, _, _ in arrays]),
+        most_at_once=np.concatenate(
+            [_most_at_once(graph.indptr.tobytes(), graph.indices.tobytes()) for graph in graphs]
+        ),
+        edge_ptr=np.array([0, *accumulate(len(into) for _, _, into in arrays)], dtype=np.int64),
+        edge_from=np.concatenate([start for _, start, _ in arrays]),
+        edge_to=np.concatenate([into for _, _, into in arrays]),
+        in_order=np.array([graph.in_order for graph in graphs], dtype=np.uint8),
+        again=np.concatenate(again).astype(np.uint8),
+        late=np.concatenate(late).astype(np.uint8),
+        host_s=np.array([own.host_s for own in passes]).T.ravel(),
+        host_again_s=np.array([own.host_again_s for own in passes]).T.ravel(),
+        wait_s=np.array(waits).T.ravel(),
+    )
 
-    All arrays but the first have shape (graphs, chips).
-    """
 
-    known: Array
-    """Chips whose roots are filled in, shape (chips,)."""
-    makespan_s: Array
-    """Makespans of list schedules."""
-    bound_s: Array
-    proven: Array
-    """Where the makespan of the list schedule equals `bound_s`, up to rounding."""
+class _LayerCosts(NamedTuple):
+    """What the operators of these layers cost on chips, as ``_core.LayersOnChips`` takes it."""
+
+    tables: tuple[CostTable, ...]
+    table: Array
+    column: Array
+    network_s: Array
+    cores: Array
+    hbm_bytes_per_s: Array
+    static_w: Array
+    limit_w: Array
+    step_s: Array
+    launching_s: Array
 
     @classmethod
-    def none(cls, graphs: int, chips: int) -> _Roots:
-        shape = (graphs, chips)
-        known, proven = np.zeros(chips, dtype=bool), np.zeros(shape, dtype=bool)
-        return cls(known, np.zeros(shape), np.zeros(shape), proven)
+    def of(
+        cls, costs: Costs, hbm_bytes_per_s: Array, products_s: Array, launching_s: Array
+    ) -> _LayerCosts:
+        tables, network_s = costs.tables, costs.exposed_network_s()
+        table, column = np.zeros((2, network_s.shape[1]), dtype=np.int64)
+        for number, own in enumerate(tables):
+            here = own.column_of >= 0
+            table[here], column[here] = number, own.column_of[here]
+        return cls(
+            tables=tables,
+            table=table.astype(np.int32),
+            column=column,
+            network_s=network_s.ravel(),
+            cores=np.ascontiguousarray(costs.cores).ravel(),
+            hbm_bytes_per_s=hbm_bytes_per_s,
+            static_w=np.ascontiguousarray(costs.static_w),
+            limit_w=np.ascontiguousarray(costs.limit_w),
+            step_s=products_s.ravel(),
+            launching_s=launching_s.ravel(),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,30 +135,31 @@ class PricedChips:
     """The operators of a strategy's layers, priced on chips."""
 
     costs: Costs
-    parts: FixedParts
-    """The part of the layers' times that does not depend on the schedule."""
-    _roots: _Roots = field(repr=False)
-    """Shared by all selections of the chips that were priced together."""
-    _rows: Array = field(repr=False)
-    """Positions of these chips among all that were priced together."""
+    """Of all chips that were priced together."""
+    hbm_bytes_per_s: Array
+    """Rate at which the optimiser's state streams through each of these."""
+    layers: _core.LayersOnChips
+    """The layers on all of these, with the roots that were found."""
+    rows: Array = field(repr=False)
+    """Positions of the selected chips among these."""
 
     @classmethod
     def of(
         cls,
-        sizes: StrategySizes,
+        strategies: Sequence[StrategySizes],
         records: Array,
         *,
         like: Accelerator,
         cluster: Cluster,
         optimizer: Optimizer,
         threads: int = 1,
-    ) -> PricedChips:
-        """Price the operators.
+    ) -> list[PricedChips]:
+        """Price the operators of strategies, which have one number format and software profile.
 
         Parameters
         ----------
-        sizes
-            The layers.
+        strategies
+            The layers of each.
         records
             The chips.
         like
@@ -102,141 +171,80 @@ class PricedChips:
         threads
             At most this many; the answer does not depend on it.
         """
-        check_precision(sizes.precision, like)
-        costs = operator_costs([sizes], records, cluster, threads, like)
-        rate = optimizer_bytes_per_s(records, like, optimizer)
-        roots = _Roots.none(len(costs.graphs), costs.chips)
-        parts = FixedParts.of(sizes, costs, rate)
-        if optimizer.newton_schulz_steps is not None:
-            products_s, launching_s = optimizer_products_s(
-                step_matrices(sizes), records, sizes.software, optimizer, threads, like
+        check_precision(strategies[0].precision, like)
+        rate = np.ascontiguousarray(optimizer_bytes_per_s(records, like, optimizer))
+        alike: dict[tuple[float, bool], list[int]] = {}
+        for number, own in enumerate(strategies):
+            overlap = own.strategy.expert_overlap, own.strategy.overlap_experts
+            alike.setdefault(overlap, []).append(number)
+        found: dict[int, PricedChips] = {}
+        for numbers in alike.values():
+            some = tuple(strategies[number] for number in numbers)
+            costs, places = (
+                operator_costs(some, records, cluster, threads, like),
+                layer_places(some),
             )
-            parts = replace(parts, step_s=products_s, launching_s=launching_s)
-        return cls(costs, parts, roots, np.arange(costs.chips))
+            for number, own in zip(numbers, some, strict=True):
+                first = [places[id(layer)] for layer in own.graph.layers]
+                mine = costs.only([at + later for at in first for later in (0, 1)])
+                products = np.zeros((2, costs.chips, len(first)))
+                if optimizer.newton_schulz_steps is not None:
+                    products = np.stack(
+                        optimizer_products_s(
+                            step_matrices(own), records, own.software, optimizer, threads, like
+                        )
+                    )
+                priced = _LayerCosts.of(mine, rate, *products)
+                layers = _core.LayersOnChips(_layer_graphs(own), priced)
+                found[number] = cls(mine, rate, layers, np.arange(costs.chips))
+        return [found[number] for number in range(len(strategies))]
 
     def __len__(self) -> int:
-        return self.costs.chips
+        return len(self.rows)
 
     def at(self, chips: Array) -> PricedChips:
         """Select chips by position."""
-        rows = self._rows[chips]
-        return PricedChips(self.costs.at(chips), self.parts.at(chips), self._roots, rows)
-
-    def _root(self, threads: int) -> tuple[Array, Array, Array]:
-        """Return makespans of list schedules, their lower bounds, and whether the two are equal."""
-        roots, rows = self._roots, self._rows
-        new = np.flatnonzero(~roots.known[rows])
-        if len(new):
-            wanted = np.ones((len(self.costs.graphs), len(new)), dtype=bool)
-            makespan_s, bound_s, proven = layer_makespans(self.costs.at(new), wanted, 1, threads)
-            roots.makespan_s[:, rows[new]] = makespan_s
-            roots.bound_s[:, rows[new]] = bound_s
-            roots.proven[:, rows[new]] = proven
-            roots.known[rows[new]] = True
-        return roots.makespan_s[:, rows], roots.bound_s[:, rows], roots.proven[:, rows]
-
-    def _times(self, makespan_s: Array, proven: Array | None = None) -> KindTimes:
-        """Seconds and joules of every kind of layer from makespans, shape (graphs, chips)."""
-        sure = np.ones(makespan_s.shape, dtype=bool) if proven is None else proven
-        return self.parts.times(makespan_s, sure)
+        return PricedChips(self.costs, self.hbm_bytes_per_s, self.layers, self.rows[chips])
 
     def bound(self, step: str, threads: int = 1) -> KindTimes:
         """Bound times of layers from below by a step of `STEPS`: mapped or schedule_bound."""
-        if step == "schedule_bound":
-            _, bound_s, proven = self._root(threads)
-            return self._times(bound_s, proven)
-        least_s = [_least_makespan(g, self.costs, at) for at, g in enumerate(self.costs.graphs)]
-        return self._times(np.array(least_s))
+        bounded = self.layers.map if step == "mapped" else self.layers.bound
+        return KindTimes(**bounded(self.rows, threads))
 
     def rule_out(
         self,
+        evaluator: PlanEvaluator,
+        strategy: int,
+        memory_limits: Array,
         limits_s: Array,
-        steps_s: Callable[[KindTimes, Array], Array],
-        plans_s: Callable[[KindTimes, KindTimes, Array], Array],
+        planned: bool,
         threads: int = 1,
     ) -> tuple[KindTimes, Array]:
         """Bound the layers and the step from below, to prove that the step exceeds its limit.
 
-        The best plan of layers as short as their lower bounds takes no longer than that of the
-        layers themselves, if backward passes that hide gradient exchanges, and the optimiser's
-        step, have the times of the list schedules.
-
-        Branch and bound that has only to exclude schedules shorter than a given length visits few
-        nodes. The length for each layer is interpolated between its root bound and its list
-        schedule, by the fraction with which the plan exceeds its limit if it grows as the bound.
-
         Parameters
         ----------
+        evaluator, strategy
+            Evaluates the steps of these layers: those of that strategy.
+        memory_limits
+            Position of the memory limit of each chip.
         limits_s
             Seconds of a step for each chip.
-        steps_s
-            Computes lower bounds of steps from lower bounds of layers, on chips by position.
-        plans_s
-            Computes lower bounds of plans, or of steps, from times and bounds of layers, likewise.
+        planned
+            Whether to bound steps by their best plans too, where bounds of steps do not suffice;
+            for schedules in which a shorter pass never makes a step longer.
         threads
             At most this many; the answer does not depend on it.
         """
-        list_s, root_s, proven = self._root(threads)
-        root, longest = self._times(root_s), self._times(list_s)
-
-        def raise_by_plans(least: KindTimes) -> None:
-            at = np.flatnonzero((least_s <= limits_s) & ~proven.all(axis=0))
-            if len(at):
-                own, most = least.at(at), longest.at(at)
-                short = replace(own, plain_s=most.plain_s, step_s=most.step_s)
-                least_s[at] = np.maximum(least_s[at], plans_s(short, own, at))
-
-        at_root_s = steps_s(root, np.arange(len(self)))
-        least_s = at_root_s.copy()
-        raise_by_plans(root)
-        below = np.flatnonzero(least_s <= limits_s)
-        most_s = np.full(len(self), -np.inf)
-        if len(below):
-            most_s[below] = steps_s(longest.at(below), below)
-        rise = np.divide(at_root_s, least_s, out=np.ones(len(self)), where=least_s > at_root_s)
-        fraction = _fractions(at_root_s, most_s, limits_s * rise)
-        enough_s = root_s + fraction * (list_s - root_s)
-        wanted = (fraction > 0.0) & ~proven
-        if not wanted.any():
-            return root, least_s
-        _, bound_s, _ = layer_makespans(self.costs, wanted, MAX_NODES, threads, enough_s, True)
-        least = self._times(np.fmax(root_s, bound_s))
-        raise_by_plans(least)
-        return least, least_s
+        least, least_s = evaluator.space.rule_out(
+            strategy, self.layers, self.rows, memory_limits, limits_s, planned, MAX_NODES, threads
+        )
+        return KindTimes(**least), least_s
 
     def schedule(self, threads: int = 1, nodes: int = MAX_NODES) -> tuple[KindTimes, KindTimes]:
         """Schedule the layers: their times, and proven lower bounds of them."""
-        list_s, root_s, sure = self._root(threads)
-        made_s, bound_s, proven = layer_makespans(self.costs, ~sure, nodes, threads)
-        proven |= sure
-        times = self._times(np.where(sure, list_s, made_s), proven)
-        if times.proven.all():
-            return times, times
-        return times, self._times(np.where(sure, root_s, bound_s), proven)
-
-
-def _fractions(low_s: Array, high_s: Array, limits_s: Array) -> Array:
-    """Return the fraction of the way from `low_s` to `high_s` at which steps exceed their limits.
-
-    It is zero where `high_s`, the step with list schedules, is within the limit, so that the step
-    cannot be ruled out, and negative where `low_s` exceeds the limit.
-    """
-    fractions = np.zeros(len(limits_s))
-    over = (limits_s < high_s) & np.isfinite(high_s)
-    needed = (limits_s[over] - low_s[over]) / (high_s[over] - low_s[over]) * _BEYOND_LIMIT
-    fractions[over] = np.minimum(needed, 1.0)
-    return fractions
-
-
-def _longest_path(graph: OpGraph, seconds: Array) -> Array:
-    """Length of the longest path of operators, for each chip."""
-    finish = np.zeros((len(graph), len(seconds)))
-    for i, own in enumerate(seconds.T):
-        finish[i] += own
-        for j in graph.indices[graph.indptr[i] : graph.indptr[i + 1]]:
-            np.maximum(finish[j], finish[i], out=finish[j])
-    longest: Array = finish.max(axis=0, initial=0.0)
-    return longest
+        times, least = self.layers.schedule(self.rows, nodes, threads)
+        return KindTimes(**times), KindTimes(**least)
 
 
 @lru_cache(maxsize=1024)
@@ -266,22 +274,3 @@ def _chain(
             before[j] = i
             return True
     return False
-
-
-def _least_makespan(graph: OpGraph, costs: Costs, at: int) -> Array:
-    """Lower bounds of a layer's makespan: its longest path; its work in all, and by core type.
-
-    An operator on all cores runs alone and counts in full; on one core, where at most k operators
-    run at once, it counts a k-th of its time (the rates of docs/schedule.md).
-    """
-    one_s, all_s = costs.one_core_s(at), costs.time_s(at)
-    least = _longest_path(graph, np.minimum(one_s, all_s))
-    share_s = one_s / _most_at_once(graph.indptr.tobytes(), graph.indices.tobytes())
-    np.maximum(least, np.minimum(all_s, share_s).sum(axis=1) * _ROUNDED_DOWN, out=least)
-    units = graph.ops["unit"]
-    for type_, (own, both) in enumerate(_UNITS_OF_TYPE):
-        on_type = (units == own) | (units == both)
-        cores = costs.cores[:, type_ : type_ + 1]
-        work = np.minimum(all_s[:, on_type], one_s[:, on_type] / cores).sum(axis=1)
-        np.maximum(least, work, out=least)
-    return least

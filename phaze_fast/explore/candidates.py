@@ -22,7 +22,7 @@ from phaze_fast.tables import Array
 PLACED = len(STEPS)
 SCHEDULED = STEPS.index("scheduled") + 1
 _CHIPS_OF_A_TASK: dict[Callable[..., Any], int] = {
-    SearchProblem.work_s: 4096,
+    SearchProblem.works_s: 4096,
     SearchProblem.work_j: 4096,
     SearchProblem.bound: 2048,
     SearchProblem.rule_out: 256,
@@ -121,9 +121,11 @@ class Answer(NamedTuple):
     """Row of the group's chip in `times`."""
 
 
-def _run_tasks(
-    tasks: list[tuple[int, tuple[Callable[..., Any], tuple[Any, ...]]]],
-) -> list[tuple[Any, Exception | None]]:
+Task = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function or method, and its arguments."""
+
+
+def _run(tasks: list[tuple[int, Task]]) -> list[tuple[Any, Exception | None]]:
     """Run tasks in another process; an exception is a result like any other."""
     results: list[tuple[Any, Exception | None]] = []
     for _, (method, arguments) in tasks:
@@ -132,6 +134,17 @@ def _run_tasks(
         except Exception as error:
             results.append((None, error))
     return results
+
+
+def run_elsewhere(tasks: Sequence[Task], workers: Workers) -> Iterator[tuple[int, Any]]:
+    """Run tasks in other processes; yield the number of each and its result as they complete."""
+    for items, chunk in run_chunks(_run, list(enumerate(tasks)), 1, workers):
+        if isinstance(chunk, Lost):
+            raise PhazeError(f"executor: {chunk.reason}")
+        for (number, _), (result, error) in zip(items, chunk, strict=True):
+            if error is not None:
+                raise error
+            yield number, result
 
 
 class CandidateTable:
@@ -177,14 +190,12 @@ class CandidateTable:
         """Position of the largest HBM capacity of each group."""
         self._priced: dict[int, tuple[Array, PricedChips]] = {}
         """By strategy: the groups that were priced last, and their prices, where they are few."""
-        self._last_work: tuple[int, Array, Array] = (0, last[:0], last[:0])
-        """The strategy and groups that rooflines bounded last, and the bounds of their work."""
         self._timed: dict[tuple[int, int], tuple[KindTimes, KindTimes, int]] = {}
 
     def _evaluate(
         self,
         method: Callable[..., Any],
-        s: int,
+        s: int | Sequence[int],
         arrays: Sequence[Any],
         *rest: Any,
         threads: int,
@@ -193,20 +204,13 @@ class CandidateTable:
         if self._workers is None:
             return [method(self.problem, s, *arrays, *rest, threads)]
         size = _CHIPS_OF_A_TASK[method]
-        tasks: list[tuple[int, tuple[Callable[..., Any], tuple[Any, ...]]]] = []
+        tasks: list[Task] = []
         for begin in range(0, len(arrays[-1]), size):
             piece = slice(begin, begin + size)
             parts = [a.at(piece) if isinstance(a, KindTimes) else a[piece] for a in arrays]
-            tasks.append((len(tasks), (method, (self.problem, s, *parts, *rest))))
-        results: list[Any] = [None] * len(tasks)
-        for items, chunk in run_chunks(_run_tasks, tasks, 1, self._workers):
-            if isinstance(chunk, Lost):
-                raise PhazeError(f"executor: {chunk.reason}")
-            for (number, _), (result, error) in zip(items, chunk, strict=True):
-                if error is not None:
-                    raise error
-                results[number] = result
-        return results
+            tasks.append((method, (self.problem, s, *parts, *rest)))
+        results = dict(run_elsewhere(tasks, self._workers))
+        return [results[number] for number in range(len(tasks))]
 
     def _raise(self, s: int, groups: Array, least: Array, level: int) -> None:
         """Raise the bounds of candidates, and note the step that they reached."""
@@ -226,7 +230,7 @@ class CandidateTable:
         self.dynamic[s, groups] = np.maximum(self.dynamic[s, groups], dynamic_j)
 
     def bound(self, s: int, groups: Array, level: int, threads: int | None = None) -> None:
-        """Advance candidates to a step before `scheduled`; strategies may be bounded in parallel.
+        """Advance candidates to `mapped` or `schedule_bound`; strategies may go in parallel.
 
         Parameters
         ----------
@@ -238,9 +242,6 @@ class CandidateTable:
             At most this many, by default all of the table's.
         """
         threads = threads or self._threads
-        if level == 1:
-            self._bound_by_rooflines(s, groups, threads)
-            return
         chips = self._chips(s, groups, threads)
         step = STEPS[level - 1]
         parts = self._evaluate(SearchProblem.bound, s, [chips], step, threads=threads)
@@ -248,33 +249,33 @@ class CandidateTable:
 
     def bound_all(self) -> None:
         """Bound every candidate by rooflines."""
-        for s in range(len(self.problem)):
-            self.bound(s, np.arange(len(self.groups)), 1)
+        by_variant: dict[int, list[int]] = {}
+        for s, (variant, _) in enumerate(self.problem.strategies):
+            by_variant.setdefault(variant, []).append(s)
+        for some in by_variant.values():
+            runs = self.problem.runs(some[0], self.groups)
+            for s in some:
+                self.least[s, ~runs] = np.inf
+            groups = np.flatnonzero(runs)
+            for k in range(0, len(groups), _ROOFLINES):
+                self._bound_by_rooflines(some, groups[k : k + _ROOFLINES])
 
-    def _bound_by_rooflines(self, s: int, groups: Array, threads: int) -> None:
-        runs = self.problem.runs(s, self.groups)[groups]
-        self.least[s, groups[~runs]] = np.inf
-        groups = groups[runs]
-        if not len(groups):
-            return
-        whole = len(groups) == len(self.groups)
-        records = self.groups.records if whole else self.groups.records[groups]
+    def _bound_by_rooflines(self, strategies: Sequence[int], groups: Array) -> None:
+        """Bound strategies of one variant on chip groups of that variant."""
+        records = self.groups.records[groups]
 
-        def on_chips(method: Callable[..., Any]) -> Array:
-            pieces = [records[k : k + _ROOFLINES] for k in range(0, len(records), _ROOFLINES)]
-            parts = [self._evaluate(method, s, [piece], threads=threads) for piece in pieces]
-            return np.concatenate([part for of_piece in parts for part in of_piece])
+        def on_chips(method: Callable[..., Any], which: Any) -> Array:
+            parts = self._evaluate(method, which, [records], threads=self._threads)
+            return np.concatenate(parts, axis=-1)
 
-        evaluator, k = self.problem.of(s)
-        last, known, work_s = self._last_work
-        if not (self.problem.same_work(s, last) and np.array_equal(known, groups)):
-            work_s = on_chips(SearchProblem.work_s)
-            self._last_work = (s, groups, work_s)
-        self._raise(s, groups, evaluator.work_bounds(k, work_s, self.largest[groups]), 1)
-        if self.energy.size:
-            joules, static_w = on_chips(SearchProblem.work_j).T
-            bounds = self.problem.step_energy_j(s, joules, static_w, work_s)
-            self._raise_energy(s, groups, *bounds)
+        works_s = on_chips(SearchProblem.works_s, strategies)
+        for s, work_s in zip(strategies, works_s, strict=True):
+            evaluator, k = self.problem.of(s)
+            self._raise(s, groups, evaluator.work_bounds(k, work_s, self.largest[groups]), 1)
+            if self.energy.size:
+                joules, static_w = on_chips(SearchProblem.work_j, s)
+                bounds = self.problem.step_energy_j(s, joules, static_w, work_s)
+                self._raise_energy(s, groups, *bounds)
 
     def _chips(self, s: int, groups: Array, threads: int) -> Array | PricedChips:
         """Return the chips to evaluate: priced here, or as records for other processes."""
@@ -302,19 +303,15 @@ class CandidateTable:
         groups: Array,
         limits_s: Array | None = None,
         threads: int | None = None,
-        planned: bool = False,
     ) -> None:
-        """Schedule candidates, except those proven to take longer than their limit.
-
-        If `planned`, the proof may use the best plans of layers as short as their lower bounds.
-        """
+        """Schedule candidates, except those proven to take longer than their limit."""
         threads = threads or self._threads
         limits_s = np.full(len(groups), np.inf) if limits_s is None else limits_s
         limited = np.isfinite(limits_s)
         if limited.any():
             some = groups[limited]
             arrays = [self._chips(s, some, threads), self.largest[some], limits_s[limited]]
-            parts = self._evaluate(SearchProblem.rule_out, s, arrays, planned, threads=threads)
+            parts = self._evaluate(SearchProblem.rule_out, s, arrays, False, threads=threads)
             self._raise(s, some, np.concatenate([own for _, own in parts]), SCHEDULED - 1)
             if self.energy.size:
                 least = KindTimes.concatenated([own for own, _ in parts])

@@ -27,7 +27,7 @@ from phaze_fast.hardware.package import PackageModel, Prices
 from phaze_fast.hardware.space import FP8_RATE
 from phaze_fast.planning import Training
 from phaze_fast.software import load_precision
-from phaze_fast.tables import Array
+from phaze_fast.tables import Array, distinct_rows, words_of
 
 
 def tier_names(cluster: Cluster) -> list[str]:
@@ -117,22 +117,6 @@ def _variants(chips: Array, base: Accelerator, formats: bool) -> tuple[tuple[Var
     fp8 = (chips["fp8"] > 0) & formats
     keys, which = np.unique(np.stack([share, fp8], axis=1), axis=0, return_inverse=True)
     return tuple(Variant(float(a), bool(b)) for a, b in keys), which.reshape(-1)
-
-
-def _contents(chips: Array) -> Array:
-    """Assign numbers to chips; chips that differ only in HBM capacity get the same number.
-
-    Columns are added one by one; equal combinations of values get equal numbers.
-    """
-    number = np.zeros(len(chips), dtype=np.int64)
-    for name in chips.dtype.names or ():
-        own = chips[name]
-        if name == "hbm_bytes" or (own == own[:1]).all():
-            continue
-        values, which = np.unique(own, return_inverse=True)
-        combined = number * len(values) + which.reshape(-1)
-        number = np.unique(combined, return_inverse=True)[1].reshape(-1)
-    return number
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,11 +215,13 @@ class ChipGroups:
     def of_records(cls, chips: Array, area_mm2: Array, like: Accelerator) -> ChipGroups:
         """Group chip records; equal chips are represented by the first."""
         capacities, which = np.unique(memory_of_records(chips)[0], return_inverse=True)
-        _, first, group = np.unique(_contents(chips), return_index=True, return_inverse=True)
+        words, fields = words_of(chips), chips.dtype.fields or {}
+        del words[fields["hbm_bytes"][1] // 8]  # chips of a group differ in it alone
+        first, group = distinct_rows(words)
         order = np.argsort(first)
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order))
-        first, group = first[order], rank[group.reshape(-1)]
+        first, group = first[order], rank[group]
         chip = np.full((len(first), len(capacities)), -1, dtype=np.int64)
         backwards = np.arange(len(chips))[::-1]
         of_chip = np.stack([group, which.reshape(-1)], axis=1)

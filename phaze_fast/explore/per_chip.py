@@ -1,157 +1,93 @@
-"""The exact best plan on every chip of a batch, rather than the best chip.
-
-The limit of a chip is its own best plan so far, which prunes most of its other candidates. The most
-promising candidate of a chip is therefore placed before the others: the one with the least product
-of its lower bound and the factor by which plans of its strategy exceeded their bounds on earlier
-chips. The factor decides the order only; a candidate is pruned only where its bound exceeds the
-chip's best plan.
-"""
+"""The exact best plan on every chip of a batch, rather than the best chip."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from phaze_fast.errors import InvalidInputError, check_type
-from phaze_fast.explore.best_first import BestFirstSearch, run_together
-from phaze_fast.explore.bounds import STEPS
-from phaze_fast.explore.candidates import PLACED, SCHEDULED, Answer
+from phaze_fast.explore.best_first import BestFirstSearch
+from phaze_fast.explore.candidates import Answer, run_elsewhere
 from phaze_fast.explore.chip_groups import ChipGroups
-from phaze_fast.explore.problem import SearchProblem, problems_of
-from phaze_fast.explore.result import Budget, Winner
+from phaze_fast.explore.problem import BestPlans, SearchProblem, problems_of
+from phaze_fast.explore.result import Winner
 from phaze_fast.hardware import Accelerator, ArchitectureSpace, Cluster, area_batch, chip_records
 from phaze_fast.hardware.presets import chip as preset_chip
 from phaze_fast.memory import SCHEDULES
 from phaze_fast.models import Model
-from phaze_fast.planning import Training, checked_model
+from phaze_fast.planning import Placed, Training, checked_model
 from phaze_fast.planning.training import recompute_text
 from phaze_fast.runs.executors import Workers
 from phaze_fast.tables import Array, Table
 from phaze_fast.threads import thread_count
 
-_BLOCK = 1024
-"""Chip groups whose candidates are priced at once."""
-_FIRST_BLOCK = 64
-_ROUNDS = (1, 1, 1, 2**30)
-"""Most candidates of a chip group and model that are scheduled and placed in each round."""
-_PIECE = 128
-"""Chip groups of a strategy that one of several threads schedules and places at once."""
-_LEADING = 3
-"""Number of candidates of a chip group whose schedules are bounded to choose the first to place."""
-_MAPPED, _SCHEDULE_BOUND = (STEPS.index(name) + 1 for name in ("mapped", "schedule_bound"))
+_AT_ONCE, _CHIPS_OF_A_TASK = 1024, 128
+"""Most chip groups whose operators are priced at once, here and in another process."""
+_PRICES_AT_ONCE = 2**23
+"""Most prices of operators of all strategies at once, to limit memory."""
 
 
-class PerChipSearch(BestFirstSearch):
-    """The best plan of every model on every chip group with every capacity."""
-
-    every = True
-
-    def run(self, budget: Budget | None = None) -> bool:
-        """Search; return whether it was completed. Only the time limit of a budget is used."""
-        count, most_s = len(self.groups), (budget or Budget()).time_limit_s
-        self._begin()
-        self._excess = [np.ones(len(problem)) for problem in self.problems]
-        everything = np.arange(count)
-        first = everything[:: max(1, count // _FIRST_BLOCK)]
-        rest = np.setdiff1d(everything, first)
-        blocks = [first, *(rest[k : k + _BLOCK] for k in range(0, len(rest), _BLOCK))]
-        for groups in blocks:
-            if time.monotonic() - self._began > most_s:
-                self._note_progress(count, 0.0)
-                return False
-            self._settle(groups)
-        self._alive = everything[:0]
-        self._note_progress(0, np.inf)
-        return True
-
-    def _settle(self, groups: Array) -> None:
-        """Find the best plans of some chip groups."""
-        tasks = []
-        for table in self.tables:
-            for s in range(len(table.problem)):
-                possible = groups[np.isfinite(table.least[s, groups])]
-                if len(possible):
-                    tasks.append(partial(table.bound, s, possible, _MAPPED))
-        run_together(tasks, self.tables[0].threads)
-        self._bound_leaders(groups)
-        before = [table.least[:, groups] for table in self.tables]
-        for most in _ROUNDS:
-            self._finish(self._most_promising(groups, most))
-        for table, least, excess in zip(self.tables, before, self._excess, strict=True):
-            table.forget_prices()
-            done = table.level[:, groups] == PLACED
-            for s in np.flatnonzero(done.any(axis=1)).tolist():
-                ratios = table.least[s, groups[done[s]]] / least[s, done[s]]
-                ratios = ratios[np.isfinite(ratios)]
-                excess[s] = np.quantile(ratios, 0.1) if len(ratios) else excess[s]
-
-    def _bound_leaders(self, groups: Array) -> None:
-        """Compute schedule bounds until the most promising candidate of each group has one."""
-        while True:
-            leading = self._most_promising(groups, 1)
-            if not (self._levels(leading) == _MAPPED).any():
-                return
-            ahead = self._most_promising(groups, _LEADING)
-            wanted = _by_strategy(ahead[:, self._levels(ahead) == _MAPPED])
-            tasks = [partial(self.tables[i].bound, s, at, _SCHEDULE_BOUND) for i, s, at in wanted]
-            run_together(tasks, self.tables[0].threads)
-
-    def _most_promising(self, groups: Array, most: int) -> Array:
-        """Return open candidates of chip groups, at most `most` of each group and model."""
-        self._alive = groups
-        waiting, _, _ = self._open()
-        i, s, group = waiting
-        key = np.zeros(len(i))
-        for k, table in enumerate(self.tables):
-            own = i == k
-            key[own] = table.least[s[own], group[own]] * self._excess[k][s[own]]
-        return waiting[:, _first_of_each(i.astype(np.int64) * len(self.groups) + group, key, most)]
-
-    def _finish(self, candidates: Array) -> None:
-        """Schedule and place candidates, except those that are pruned before."""
-        threads = self.tables[0].threads
-        pieces = [
-            (i, s, at[k : k + size])
-            for i, s, at in _by_strategy(candidates)
-            for size in (len(at) if threads == 1 else _PIECE,)
-            for k in range(0, len(at), size)
-        ]
-        pieces.sort(key=lambda piece: -len(piece[2]))  # the longest first, for load balance
-        answers: list[list[Answer]] = [[] for _ in pieces]
-
-        def finish(number: int, threads: int) -> None:
-            i, s, at = pieces[number]
-            table = self.tables[i]
-            table.schedule(s, at, self._below_s(i, s, at).max(axis=1), threads, planned=True)
-            ready = at[table.level[s, at] == SCHEDULED]
-            answers[number] = list(table.place(s, ready, self._below_s(i, s, ready), threads))
-            self.placed += len(ready)
-
-        run_together([partial(finish, number) for number in range(len(pieces))], threads)
-        for (i, _, _), of_piece in zip(pieces, answers, strict=True):
-            for answer in of_piece:
-                self._take(i, answer)
+def _tasks_of(problem: SearchProblem, groups: ChipGroups, size: int) -> Iterator[tuple[int, Array]]:
+    """Divide chip groups with strategies by their variant, and into pieces of `size` or less."""
+    for variant, evaluator in enumerate(problem.evaluators):
+        if not len(evaluator):
+            continue
+        mine = np.arange(len(groups))
+        if problem.variants:
+            mine = np.flatnonzero(groups.variant == variant)
+        layers = [layer for own in evaluator.sizes for layer in own.graph.layers]
+        operators = sum(len(layer.forward) + len(layer.backward) for layer in layers)
+        count = min(size, 1 + _PRICES_AT_ONCE // operators)
+        for k in range(0, len(mine), count):
+            yield variant, mine[k : k + count]
 
 
-def _by_strategy(candidates: Array) -> Iterator[tuple[int, int, Array]]:
-    """Group candidates: model, strategy and their chip groups."""
-    for i, s in np.unique(candidates[:2], axis=1).T.tolist():
-        yield i, s, candidates[2, (candidates[0] == i) & (candidates[1] == s)].astype(np.int64)
+def _best_plans(
+    problem: SearchProblem, variant: int, groups: ChipGroups, threads: int = 1
+) -> BestPlans:
+    """Find the best plans of chip groups of one variant."""
+    exists = groups.chip >= 0
+    largest = exists.shape[1] - 1 - np.argmax(exists[:, ::-1], axis=1)
+    below_s = np.where(exists, np.inf, -np.inf)
+    return problem.best_plans(variant, groups.records, largest, below_s, threads)
 
 
-def _first_of_each(owner: Array, key: Array, most: int) -> Array:
-    """Return the positions of the smallest keys of each owner, at most `most` of each."""
-    order = np.lexsort((np.arange(len(key)), key, owner))
-    _, begins, counts = np.unique(owner[order], return_index=True, return_counts=True)
-    rank = np.arange(len(key)) - np.repeat(begins, counts)
-    first: Array = np.sort(order[rank < most])
-    return first
+def _all_best_plans(
+    problem: SearchProblem, groups: ChipGroups, threads: int, workers: Workers | None = None
+) -> Iterator[tuple[int, Array, BestPlans]]:
+    """Find the best plan of a model on every chip group with every capacity.
+
+    Yields
+    ------
+    tuple
+        The variant, the positions of some groups, and their plans.
+    """
+    if workers is None:
+        for variant, at in _tasks_of(problem, groups, _AT_ONCE):
+            yield variant, at, _best_plans(problem, variant, groups.take(at), threads)
+        return
+    pieces = list(_tasks_of(problem, groups, _CHIPS_OF_A_TASK))
+    tasks = [(_best_plans, (problem, variant, groups.take(at))) for variant, at in pieces]
+    for number, plans in run_elsewhere(tasks, workers):
+        yield *pieces[number], plans
+
+
+def _answers(problem: SearchProblem, groups: ChipGroups, threads: int) -> Iterator[Answer]:
+    """Find the best plan of a model on every chip group with every capacity."""
+    first = {v: s for s, (v, _) in reversed(list(enumerate(problem.strategies)))}
+    for variant, at, found in _all_best_plans(problem, groups, threads):
+        layouts = problem.evaluators[variant].layouts
+        joules, count = found.joules.tolist(), len(groups.capacities)
+        for row, placed in enumerate(Placed.from_records(found.placed, found.borders)):
+            if placed.layout < 0:
+                continue
+            strategy = first[variant] + int(layouts["strategy"][placed.layout])
+            group = int(at[row // count])
+            yield Answer(group, row % count, strategy, placed, joules[row], found.times, row)
 
 
 # ---- one by one or in batches ----
@@ -195,14 +131,11 @@ class ExactEvaluator:
         wanted = [int(g) for g in groups]
         new = np.array([g for g in dict.fromkeys(wanted) if g not in self._winners], dtype=np.int64)
         if len(new):
-            search = PerChipSearch(
-                self.problems,
-                self.groups.take(new),
-                weights=self.weights,
-                top=len(new),
-                threads=self.threads,
-            )
-            search.run()
+            chosen = self.groups.take(new)
+            search = BestFirstSearch(self.problems, chosen, weights=self.weights, top=len(new))
+            for i, problem in enumerate(self.problems):
+                for answer in _answers(problem, chosen, self.threads):
+                    search.take(i, answer)
             self._winners |= dict.fromkeys(new.tolist())
             for winner in search.winners():
                 group = int(new[winner.group])
@@ -306,28 +239,33 @@ def _infeasible_rows(count: int) -> dict[str, Array]:
     return columns
 
 
-def _row(problem: SearchProblem, answer: Answer) -> dict[str, Any]:
-    """Describe a plan by the columns of `Evaluations`."""
-    evaluator, k = problem.of(answer.strategy)
-    sizes, placed = evaluator.sizes[k], answer.placed
-    strategy, layout = sizes.strategy, evaluator.layouts[placed.layout]
-    recomputed = {recompute_text(code, sizes.variants) for code in placed.variants}
-    stages, replicas = int(layout["pp"]), int(layout["dp"])
-    return {
+def _columns(problem: SearchProblem, variant: int, found: BestPlans, rows: Array) -> dict[str, Any]:
+    """Describe plans by the columns of `Evaluations`; `rows` are those that there are."""
+    evaluator, placed = problem.evaluators[variant], found.placed[rows]
+    layouts = evaluator.layouts[placed["layout"]]
+    sizes = [evaluator.sizes[s] for s in layouts["strategy"].tolist()]
+    widths = {
+        name: np.array([getattr(own.strategy, name) for own in sizes], dtype=np.int64)
+        for name in ("tp", "cp", "ep", "micro_batch")
+    }
+    pp, dp = layouts["pp"].astype(np.int64), layouts["dp"]
+    inner = np.array([own.inner for own in sizes], dtype=np.int64)
+    recompute = []
+    for own, at, count in zip(sizes, placed["variants_at"], placed["variants"], strict=True):
+        codes = np.unique(found.borders[at : at + count]).tolist()
+        texts = {recompute_text(code, own.variants) for code in codes}
+        recompute.append(texts.pop() if len(texts) == 1 else "mixed")
+    return widths | {
         "feasible": True,
-        "time_s": placed.time_s,
-        "samples_per_s": problem.training.global_batch / placed.time_s,
-        "energy_j": answer.energy_j,
-        "tp": strategy.tp,
-        "pp": stages,
-        "dp": replicas,
-        "cp": strategy.cp,
-        "ep": strategy.ep,
-        "zero": int(layout["zero"]),
-        "micro_batch": strategy.micro_batch,
-        "devices": sizes.inner * stages * replicas,
-        "schedule": SCHEDULES[int(layout["schedule"])],
-        "recompute": recomputed.pop() if len(recomputed) == 1 else "mixed",
+        "time_s": placed["time_s"],
+        "samples_per_s": problem.training.global_batch / placed["time_s"],
+        "energy_j": found.joules[rows],
+        "pp": pp,
+        "dp": dp,
+        "zero": layouts["zero"],
+        "devices": inner * pp * dp,
+        "schedule": np.array(SCHEDULES)[layouts["schedule"]],
+        "recompute": recompute,
     }
 
 
@@ -382,22 +320,19 @@ def evaluate_batch(
     grouped, workers = _grouped(chips), thread_count(threads)
     columns = _infeasible_rows(sum(len(at) for at, _ in grouped))
     for at, groups in grouped:
-        columns["area_mm2"][at] = groups.area_mm2[groups.of_chip[:, 0]]
         (problem,) = problems_of([model], groups, cluster, training)
+        grid = _infeasible_rows(groups.chip.size)
         with Workers(executor, workers) as others:
-            search = PerChipSearch(
-                [problem],
-                groups,
-                top=len(groups),
-                threads=workers,
-                workers=others if executor is not None else None,
-            )
-            search.run()
-        for position, (group, c) in zip(at.tolist(), groups.of_chip.tolist(), strict=True):
-            answer = search.chosen[0].get((group, c))
-            if answer is not None:
-                for name, value in _row(problem, answer).items():
-                    columns[name][position] = value
+            pool = None if executor is None else others
+            for variant, some, found in _all_best_plans(problem, groups, workers, pool):
+                rows = np.flatnonzero(found.placed["layout"] >= 0)
+                cells = np.arange(groups.chip.size).reshape(groups.chip.shape)[some].ravel()[rows]
+                for name, values in _columns(problem, variant, found, rows).items():
+                    grid[name][cells] = values
+        chosen = np.ravel_multi_index(tuple(groups.of_chip.T), groups.chip.shape)
+        for name, values in grid.items():
+            columns[name][at] = values[chosen]
+        columns["area_mm2"][at] = groups.area_mm2[groups.of_chip[:, 0]]
     for column in columns.values():
         column.setflags(write=False)
     return Evaluations(**columns)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from phaze_fast.cost.engine import roofline_work_j, roofline_work_s
+from phaze_fast.cost.engine import LayersToBound, roofline_work_j, roofline_works_s
 from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.explore.bounds import PricedChips
@@ -21,8 +21,9 @@ from phaze_fast.explore.chip_groups import ChipGroups, Variant, scaled_cluster, 
 from phaze_fast.hardware import Accelerator, Cluster
 from phaze_fast.memory import optimizer
 from phaze_fast.models import Model
-from phaze_fast.opgraph import OFFLOAD
+from phaze_fast.opgraph import OFFLOAD, Strategy
 from phaze_fast.planning import Placed, PlanEvaluator, Training
+from phaze_fast.planning.sizes import StrategySizes
 from phaze_fast.planning.times import MAX_NODES, KindTimes
 from phaze_fast.software import BF16, chip_as_run
 from phaze_fast.tables import Array
@@ -31,8 +32,19 @@ Chips = Array | PricedChips
 """Records of chips, or chips with their operators priced."""
 _WHOLE_PASSES = frozenset(("1f1b", "gpipe", "interleaved"))
 """Pipeline schedules with whole backward passes: a shorter pass never makes their step longer."""
-_ROUNDED_UP = 1.0 + 1e-9
-"""Sums in another order differ in their last digits."""
+
+
+class BestPlans(NamedTuple):
+    """The best plan on each chip with each HBM capacity, one row each: chip after chip."""
+
+    placed: Array
+    """Plans as the kernel returns them, without a layout where there is none."""
+    borders: Array
+    """Cuts and recomputation of all plans."""
+    times: KindTimes
+    """Times of the layers of each plan."""
+    joules: Array
+    """Joules of a step."""
 
 
 @dataclass(frozen=True)
@@ -138,42 +150,54 @@ class SearchProblem:
     # ---- evaluations on many chips, here or in another process ----
 
     def work_s(self, s: int, records: Array, threads: int = 1) -> Array:
-        """Bound the work of a micro-batch of strategy `s` on chips by rooflines.
+        """Bound the work of a micro-batch of strategy `s` on chips by rooflines."""
+        bounds_s: Array = self.works_s([s], records, threads)[0]
+        return bounds_s
+
+    def works_s(self, strategies: Sequence[int], records: Array, threads: int = 1) -> Array:
+        """Bound the work of a micro-batch of strategies of one variant, shape (strategies, chips).
 
         Strategies that differ in the form of fusion alone share one bound.
         """
-        evaluator, k = self.of(s)
-        variant, strategy = self._each_variant[self.strategies[s][0]], evaluator.sizes[k].strategy
-        first, *others = (own for own in evaluator.sizes if own.strategy == strategy)
-        cluster = variant.cluster(self.cluster)
-        like = chip_as_run(variant.like(self.like), first.software)
-        hidden, forms = first.most_hidden, [own.graph for own in others]
-        return roofline_work_s(first.graph, records, cluster, like, threads, hidden, forms)
-
-    def same_work(self, s: int, other: int) -> bool:
-        """Whether two strategies share one bound in `work_s`: they differ in fusion alone."""
-        own, with_it = self.of(s), self.of(other)
-        same = own[0].sizes[own[1]].strategy == with_it[0].sizes[with_it[1]].strategy
-        return own[0] is with_it[0] and same
+        evaluator, own = self.of(strategies[0])[0], self.strategies[strategies[0]][0]
+        variant = self._each_variant[own]
+        forms: dict[Strategy, list[StrategySizes]] = {}
+        for sizes in evaluator.sizes:
+            forms.setdefault(sizes.strategy, []).append(sizes)
+        wanted = [evaluator.sizes[self.strategies[s][1]].strategy for s in strategies]
+        distinct = list(dict.fromkeys(wanted))
+        works = []
+        for strategy in distinct:
+            first, *others = forms[strategy]
+            works.append(LayersToBound(first.graph, first.most_hidden, [x.graph for x in others]))
+        like = chip_as_run(variant.like(self.like), evaluator.sizes[0].software)
+        bounds_s = roofline_works_s(works, records, variant.cluster(self.cluster), like, threads)
+        return bounds_s[[distinct.index(strategy) for strategy in wanted]]
 
     def work_j(self, s: int, records: Array, threads: int = 1) -> Array:
-        """Bound the joules of a micro-batch by rooflines, with static watts; shape (chips, 2)."""
+        """Bound the joules of a micro-batch by rooflines, with static watts; shape (2, chips)."""
         evaluator, k = self.of(s)
         variant, sizes = self._each_variant[self.strategies[s][0]], evaluator.sizes[k]
         like = chip_as_run(variant.like(self.like), sizes.software)
-        return np.stack(roofline_work_j(sizes.graph, records, like, threads), axis=1)
+        return np.stack(roofline_work_j(sizes.graph, records, like, threads))
 
     def price(self, s: int, chips: Chips, threads: int = 1) -> PricedChips:
         """Price the operators of strategy `s` on chips, unless that is done already."""
         if isinstance(chips, PricedChips):
             return chips
-        evaluator, k = self.of(s)
-        variant = self._each_variant[self.strategies[s][0]]
+        variant, k = self.strategies[s]
+        return self._price(variant, [k], chips, threads)[0]
+
+    def _price(
+        self, variant: int, numbers: Sequence[int], records: Array, threads: int
+    ) -> list[PricedChips]:
+        """Price the operators of strategies of a variant on chips of that variant."""
+        own, evaluator = self._each_variant[variant], self.evaluators[variant]
         return PricedChips.of(
-            evaluator.sizes[k],
-            chips,
-            like=variant.like(self.like),
-            cluster=variant.cluster(self.cluster),
+            [evaluator.sizes[k] for k in numbers],
+            records,
+            like=own.like(self.like),
+            cluster=own.cluster(self.cluster),
             optimizer=optimizer(self.training.optimizer_name),
             threads=threads,
         )
@@ -208,21 +232,8 @@ class SearchProblem:
         threads
             At most this many; the answer does not depend on it.
         """
-        evaluator, k = self.of(s)
-        planned = planned and _WHOLE_PASSES.issuperset(self.training.schedule)
-
-        def steps_s(least: KindTimes, at: Array) -> Array:
-            return evaluator.bounds(k, least, capacity[at], threads)
-
-        def plans_s(times: KindTimes, least: KindTimes, at: Array) -> Array:
-            if not planned:
-                return steps_s(least, at)
-            below_s = np.full((len(at), len(self.capacities)), -np.inf)
-            over_s = limits_s[at] * _ROUNDED_UP
-            below_s[np.arange(len(at)), capacity[at]] = over_s
-            return np.minimum(evaluator.best_s(k, times, least, below_s, threads), over_s)
-
-        return self.price(s, chips, threads).rule_out(limits_s, steps_s, plans_s, threads)
+        priced, planned = self.price(s, chips, threads), planned and self._whole_passes
+        return priced.rule_out(*self.of(s), capacity, limits_s, planned, threads)
 
     def schedule(
         self, s: int, chips: Chips, threads: int = 1, nodes: int = MAX_NODES
@@ -248,6 +259,41 @@ class SearchProblem:
         """
         evaluator, k = self.of(s)
         return evaluator.best(k, times, least, below_s, threads)
+
+    @property
+    def _whole_passes(self) -> bool:
+        """Whether a shorter pass never makes a step longer under any of the schedules."""
+        return _WHOLE_PASSES.issuperset(self.training.schedule)
+
+    def best_plans(
+        self, variant: int, records: Array, capacity: Array, below_s: Array, threads: int = 1
+    ) -> BestPlans:
+        """Find the best plan of all strategies on each chip with each HBM capacity.
+
+        Parameters
+        ----------
+        variant
+            That of the chips, by position.
+        records
+            The chips.
+        capacity
+            Position of the largest HBM capacity of each chip.
+        below_s
+            Longest step of interest, shape (chips, capacities); minus infinity: none is.
+        threads
+            At most this many; the answer does not depend on it.
+        """
+        evaluator = self.evaluators[variant]
+        priced = self._price(variant, range(len(evaluator)), records, threads)
+        placed, borders, times, joules = evaluator.space.best_on_chips(
+            [own.layers for own in priced],
+            capacity,
+            np.ascontiguousarray(below_s).ravel(),
+            self._whole_passes,
+            MAX_NODES,
+            threads,
+        )
+        return BestPlans(placed, borders, KindTimes(**times), joules)
 
     def least_energy_j(self, s: int, least: KindTimes) -> tuple[Array, Array]:
         """Bound the joules of a step from below: with static power, and of operators alone."""

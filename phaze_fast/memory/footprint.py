@@ -16,7 +16,7 @@ from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.memory.optimizer import Optimizer, optimizer
 from phaze_fast.models import TransformerModel
-from phaze_fast.opgraph import GROUPS, Layer, LayerGraph, context_widths
+from phaze_fast.opgraph import Layer, LayerGraph, context_widths
 from phaze_fast.records import Count, Record
 from phaze_fast.software import FRAGMENTATION
 from phaze_fast.tables import Array
@@ -291,9 +291,7 @@ def exchange_bytes(graph: LayerGraph) -> float:
     }
     forward, total = [layer.forward for layer in graph.layers], 0.0
     for name, factor in times.items():
-        positions = [(own, own.of_group.get(GROUPS.index(name))) for own in forward]
-        sent = [own.ops["payload_bytes"][at].max() for own, at in positions if at is not None]
-        total += factor * max(map(float, sent), default=0.0)
+        total += factor * max(own.largest_payload(name) for own in forward)
     return total
 
 

@@ -10,6 +10,7 @@ both.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 
 from phaze_fast.errors import not_accepted
 from phaze_fast.models.graph_model import GraphModel
@@ -239,6 +240,12 @@ def model_flops(
             raise not_accepted(name, value, "1 or more")
     if isinstance(model, GraphModel):
         return _graph_flops(model, sequences)
+    return _transformer_flops(model, length, sequences)
+
+
+@lru_cache(maxsize=64)  # all plans of a step ask for the same
+def _transformer_flops(model: TransformerModel, length: int, sequences: int) -> ModelFlops:
+    """Count the operations of a transformer on some sequences of `length` tokens."""
     blocks, count = float(_block_weights(model)), float(sequences)
     full, masked = _attention(model, length)
     per_weight = _PER_WEIGHT if model.lora is None else _PER_FROZEN_WEIGHT

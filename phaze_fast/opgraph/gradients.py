@@ -264,21 +264,23 @@ def backward_work_bytes(forward: OpGraph, backward: OpGraph) -> Any:
     """
     uses = _last_uses(forward, backward)
     # Bytes of stored tensors that are freed after each operator.
-    freed: list[Any] = [0.0] * (len(backward) + 1)
+    freed: dict[int, Any] = {}
     for tensor in forward.tensors:
         if tensor.producer != "input":
             end = uses.get(tensor.producer, len(backward) - 1)
-            freed[end] = freed[end] + tensor.bytes
+            freed[end] = freed.get(end, 0.0) + tensor.bytes
     readers = _last_readers(backward)
-    gone: list[Any] = [0.0] * len(backward)
-    current: Any = 0.0
-    peak: Any = 0.0
     written, sent = backward.ops["write_bytes"], backward.ops["payload_bytes"]
-    for i, size in enumerate(np.where(written != 0.0, written, sent).T):
-        if not backward.names[i].endswith(("-w", SUM)):
-            current = current + size
+    sizes = np.where(written != 0.0, written, sent).T
+    members = np.broadcast_shapes(sizes.shape[1:], *map(np.shape, freed.values()))
+    changes = np.zeros((len(backward), 2, *members))  # bytes that each operator adds, then frees
+    for i, name in enumerate(backward.names):
+        if not name.endswith(("-w", SUM)):
+            changes[i, 0] = sizes[i]
             if i in readers:
-                gone[readers[i]] = gone[readers[i]] + size
-        peak = np.maximum(peak, current)
-        current = current - (gone[i] + freed[i])
-    return peak
+                changes[readers[i], 1] -= sizes[i]
+    for end, size in freed.items():
+        if end >= 0:
+            changes[end, 1] -= size
+    held = np.add.accumulate(changes.reshape(-1, *members))[::2]
+    return held.max(axis=0, initial=0.0)

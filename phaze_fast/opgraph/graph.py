@@ -118,6 +118,11 @@ class OpGraph(Brief):
         """The graph with the sizes of all members of its family, see `opgraph.family`."""
         return self
 
+    @property
+    def place(self) -> int:
+        """The number of the graph among the members of its family."""
+        return 0
+
     @cached_property
     def products(self) -> Array:
         """Whether each operator is a product, a convolution or attention."""
@@ -126,14 +131,23 @@ class OpGraph(Brief):
         return products
 
     @cached_property
-    def of_group(self) -> dict[int, list[int]]:
-        """Positions of the operators of each group of `GROUPS` that communicates."""
-        positions: dict[int, list[int]] = {}
-        groups = self.ops["group"] if self.ops.ndim == 1 else self.ops["group"][0]
-        for at, group in enumerate(groups.tolist()):
-            if group:
-                positions.setdefault(group, []).append(at)
-        return positions
+    def edge_ends(self) -> tuple[Array, Array]:
+        """Where each edge begins and ends."""
+        begins = np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.indptr))
+        return begins, self.indices.astype(np.int32)
+
+    @cached_property
+    def _largest_payloads(self) -> dict[int, list[float]]:
+        """Most bytes of a collective of each group of `GROUPS`, for each member of a family."""
+        ops = np.atleast_2d(self.ops)
+        groups, payloads = ops["group"][0], ops["payload_bytes"]
+        found = np.unique(groups).tolist()
+        return {group: payloads[:, groups == group].max(axis=1).tolist() for group in found}
+
+    def largest_payload(self, group: str) -> float:
+        """Most bytes of a collective of a group of `GROUPS`; 0 if there is none."""
+        by_member = self.family._largest_payloads.get(_CODE_OF_GROUP[group], [0.0])
+        return by_member[self.place if len(by_member) > 1 else 0]
 
     @property
     def flops(self) -> float:
@@ -142,8 +156,8 @@ class OpGraph(Brief):
 
     def edges(self) -> list[tuple[int, int]]:
         """Edges as pairs."""
-        ends = np.repeat(np.arange(len(self)), np.diff(self.indptr))
-        return list(zip(ends.tolist(), self.indices.tolist(), strict=True))
+        begins, ends = self.edge_ends
+        return list(zip(begins.tolist(), ends.tolist(), strict=True))
 
     def gemms(self) -> list[tuple[int, int, int, int]]:
         """(b, m, k, n) of every matrix product, in order."""
@@ -236,7 +250,8 @@ class MemberGraph(OpGraph):
         """Split the graph of a family into those of its `count` members."""
         every = list(graph.ops) if graph.ops.ndim > 1 else [graph.ops] * count
         shared = {**vars(graph), "_family": graph}
-        shared |= {name: getattr(graph, name) for name in ("casts", "products", "of_group")}
+        same = ("casts", "products", "edge_ends")
+        shared |= {name: getattr(graph, name) for name in same}
         del shared["tensors"]
         members = []
         for at, ops in enumerate(every):
@@ -249,6 +264,11 @@ class MemberGraph(OpGraph):
     def family(self) -> OpGraph:
         """The graph with the sizes of all members."""
         return self._family
+
+    @property
+    def place(self) -> int:
+        """The number of the graph among the members of its family."""
+        return self._place
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -424,20 +444,21 @@ _NUMBERS = slice(2, 10)
 
 def _records(rows: list[tuple[Any, ...]]) -> Array:
     """Return operators as records; for a family, of shape (members, operators)."""
-    fields = (_core.OPERATOR_DTYPE.names or ())[_NUMBERS]
-    varied = [
-        (at, name, value)
-        for at, row in enumerate(rows)
-        for name, value in zip(fields, row[_NUMBERS], strict=True)
-        if type(value) is Each
-    ]
-    if not varied:
-        return np.array(rows, dtype=_core.OPERATOR_DTYPE)
-    same = [(*row[:2], *(0,) * len(fields), *row[10:]) for row in rows]
-    ops = np.tile(np.array(same, dtype=_core.OPERATOR_DTYPE), (len(varied[0][2]), 1))
-    for at, row in enumerate(rows):
-        for name, value in zip(fields, row[_NUMBERS], strict=True):
-            ops[name][:, at] = value
+    columns = dict(zip(_core.OPERATOR_DTYPE.names or (), zip(*rows, strict=True), strict=False))
+    varied = {
+        name: [at for at, value in enumerate(columns[name]) if type(value) is Each]
+        for name in list(columns)[_NUMBERS]
+    }
+    members = {len(columns[name][at]) for name, some in varied.items() for at in some[:1]}
+    ops: Array = np.zeros((*members, len(rows)), dtype=_core.OPERATOR_DTYPE)
+    for name, values in columns.items():
+        column, some = ops[name], varied.get(name)
+        if not some:
+            column[...] = values
+            continue
+        column[...] = [0 if type(value) is Each else value for value in values]
+        for at in some:
+            column[:, at] = values[at]
     return ops
 
 

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -318,36 +319,34 @@ def _is_exact(model: TransformerModel, strategy: Strategy) -> bool:
 
 def _transformer_layers(
     model: TransformerModel,
-    strategies: Iterable[Strategy],
+    strategies: Sequence[Strategy],
     kind: str,
     count: int,
     fusion: Fusion,
     precision: Precision | None,
-) -> dict[Strategy, Layer]:
+) -> list[Layer]:
     """Build a kind of layer for each strategy; those with the same operators are one family."""
-    found: dict[Strategy, Layer] = {}
-    alike: dict[tuple[Any, ...], list[Strategy]] = {}
     query, moe = as_one(model, kind, count, fusion, precision), model.moe
-    for s in strategies:
-        known = _LAYERS.get((query, s))
-        if known is not None:
-            found[s] = known
+    found = [_LAYERS.get((query, s)) for s in strategies]
+    alike: dict[tuple[Any, ...], list[tuple[int, Strategy]]] = {}
+    for number, s in enumerate(strategies):
+        if found[number] is not None:
             continue
         shape = (s.cp_kind, s.dispatcher, s.sequence_parallel, s.seq, s.cp > 1, s.expert_width > 1)
         shared = (s.ep > 1, moe is not None and moe.experts > s.ep)
         key = (*shape, *shared) if _is_exact(model, s) else (s,)
-        alike.setdefault(key, []).append(s)
+        alike.setdefault(key, []).append((number, s))
 
-    def built(members: Sequence[Strategy]) -> list[Layer]:
-        family = Family.of(tuple(members))
+    def built(members: Sequence[tuple[int, Strategy]]) -> list[Layer]:
+        family = Family.of(tuple(s for _, s in members))
         share, passes = _unfused(model, family, kind)
         layer = _layer(model, kind, count, share, passes, family.tp, precision, fusion)
         return _members(layer, len(members))
 
     for some in alike.values():
-        for s, layer in split_where_unlike(built, some):
-            found[s] = _LAYERS.put((query, s), layer)
-    return found
+        for (number, s), layer in split_where_unlike(built, some):
+            found[number] = _LAYERS.put((query, s), layer)
+    return cast(list[Layer], found)
 
 
 def _members(layer: Layer, count: int) -> list[Layer]:
@@ -372,26 +371,39 @@ def _unfused(
     return share, _passes(builder, model, share)
 
 
-def _of_operators(strategies: Iterable[Strategy], routed: bool) -> list[Strategy]:
+_DENSE_FIELDS = ("tp", "sequence_parallel", "cp", "cp_kind", "micro_batch", "seq")
+_ROUTED_FIELDS = (*_DENSE_FIELDS, "ep", "etp", "dispatcher", "expert_imbalance")
+
+
+def _of_operators(strategies: Iterable[Strategy], routed: bool) -> tuple[list[Strategy], list[int]]:
     """Reset the fields of strategies on which a layer's operators do not depend, to share graphs.
 
     These are the overlap of expert exchanges, the offload of the optimiser and, unless the layer is
     `routed` (has routed experts), everything about experts.
+
+    Returns
+    -------
+    tuple
+        The distinct strategies, and which of them each strategy becomes.
     """
-    found: list[Strategy] = []
-    known: dict[tuple[Any, ...], Strategy] = {}
+    fields = itemgetter(*(_ROUTED_FIELDS if routed else _DENSE_FIELDS))
+    distinct: list[Strategy] = []
+    known: dict[tuple[Any, ...], int] = {}
+    numbers = []
     for strategy in strategies:
+        own_width = strategy.expert_width != strategy.tp  # `tp` need not divide experts
+        key = (own_width, *fields(vars(strategy)))
+        number = known.setdefault(key, len(distinct))
+        numbers.append(number)
+        if number < len(distinct):
+            continue
         changes: dict[str, Any] = {"expert_overlap": 0.0, "overlap_experts": False}
         changes["offload_optimizer"] = False
         if not routed:
-            own_width = strategy.expert_width != strategy.tp  # `tp` need not divide experts
             changes |= {"ep": 1, "etp": 1 if own_width else None, "expert_imbalance": 1.0}
             changes["dispatcher"] = "all-to-all"
-        key = tuple({**vars(strategy), **changes}.values())
-        if key not in known:
-            known[key] = strategy.model_copy(update=changes)
-        found.append(known[key])
-    return found
+        distinct.append(strategy.changed(**changes))
+    return distinct, numbers
 
 
 def _tables(model: TransformerModel, strategy: Strategy) -> tuple[tuple[int, int, int], ...]:
@@ -601,9 +613,9 @@ def layer_graphs(
     own = {routed: _of_operators(loaded, routed) for routed in (False, True)}
     columns = []
     for kind, count in chain.counts.items():
-        asked = own[_is_routed(model, kind)]
-        found = _transformer_layers(model, dict.fromkeys(asked), kind, count, built, low)
-        columns.append([found[s] for s in asked])
+        distinct, numbers = own[_is_routed(model, kind)]
+        found = _transformer_layers(model, distinct, kind, count, built, low)
+        columns.append([found[number] for number in numbers])
     tied = (model.tied_embeddings and model.head in ("lm", "mlm")) or model.mtp_layers > 0
     graphs = []
     for strategy, *layers in zip(loaded, *columns, strict=True):

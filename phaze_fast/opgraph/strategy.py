@@ -134,7 +134,7 @@ class Strategy(Record):
             return self
         moe = model.moe if isinstance(model, TransformerModel) else None
         load = 1.0 if moe is None else moe.busiest_load(self.ep)
-        return self.model_copy(update={"expert_imbalance": load})
+        return self.changed(expert_imbalance=load)
 
     @property
     def expert_devices(self) -> int:

@@ -7,7 +7,7 @@ baselines all use it, so that they all report the same figures of a plan.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -22,13 +22,7 @@ from phaze_fast.hardware import Cluster, cluster_record
 from phaze_fast.memory import INSTANTS, SCHEDULES, TERMS, optimizer
 from phaze_fast.models import Model, load
 from phaze_fast.opgraph.graph import AGAIN, UNITS
-from phaze_fast.planning.layouts import (
-    LAYOUT_FIELDS,
-    LayoutGrid,
-    Layouts,
-    node_devices,
-    strategies,
-)
+from phaze_fast.planning.layouts import LayoutRules, Layouts, node_devices, strategies
 from phaze_fast.planning.plans import PARTS, Plan, Stage, plan_interval_s
 from phaze_fast.planning.sizes import (
     BOUNDARY_KINDS,
@@ -185,11 +179,11 @@ class PlanEvaluator:
         """
         kept = np.flatnonzero(self.work_bounds_s(work_s) <= most_s)
         some = self if len(kept) == len(self) else self._with([self.sizes[s] for s in kept], None)
-        wanted = [bounds_s <= most_s for bounds_s in self._layouts_work_s(work_s, kept)]
-        left_out = sum(len(mine) - int(mine.sum()) for mine in wanted)
+        layouts = some._listed(work_s[kept], most_s)
+        left_out = some.layouts_possible - len(layouts)
         if not left_out:
             return some
-        limited = self._with(some.sizes, some._listed(wanted))
+        limited = self._with(some.sizes, layouts)
         limited.rejected = Counter(some.rejected)
         limited.layouts_left_out = left_out
         return limited
@@ -235,7 +229,7 @@ class PlanEvaluator:
         widths = sizes.strategy.stage_widths
         known = self._grids.get(widths)
         if known is None:
-            grid = LayoutGrid(
+            rules = LayoutRules(
                 self.training,
                 sizes.strategy,
                 devices=self.cluster.devices,
@@ -243,38 +237,37 @@ class PlanEvaluator:
                 blocks=sizes.blocks,
                 layers=len(sizes.graph.order),
             )
-            self._grids[widths] = known = grid.layouts()
+            self._grids[widths] = known = rules.layouts()
         return known
 
-    def _listed(self, wanted: Sequence[Array | slice]) -> Array:
-        """Concatenate the `wanted` layouts of every strategy, with the number of the strategy."""
-        grids = zip(map(self._grid, self.sizes), wanted, strict=True)
-        parts = [grid.columns(mine) for grid, mine in grids]
-        counts = [len(own[0]) for own in parts]
-        rows: Array = np.zeros(sum(counts), dtype=_core.LAYOUT_DTYPE)
-        rows["strategy"] = np.repeat(np.arange(len(parts)), counts)
-        for name, columns in zip(LAYOUT_FIELDS, zip(*parts, strict=True), strict=False):
-            rows[name] = np.concatenate(columns)
-        return rows
+    @cached_property
+    def _grids_of(self) -> list[Layouts]:
+        """The layouts of each strategy."""
+        return [self._grid(own) for own in self.sizes]
+
+    def _listed(self, work_s: Array, most_s: float) -> Array:
+        """List the layouts of all strategies whose work takes at most `most_s`, by strategy."""
+        grids = [own.grid for own in self._grids_of]
+        return _core.list_layouts(grids, work_s, _ROUNDED_DOWN, most_s)
 
     @property
     def layouts_possible(self) -> int:
         """How many layouts all strategies have."""
-        return sum(len(self._grid(own)) for own in self.sizes)
+        return sum(map(len, self._grids_of))
 
     @cached_property
     def layouts(self) -> Array:
         """The layouts of all strategies, in their order."""
         if self._given is not None:
             return self._given
-        return self._listed([slice(None)] * len(self))
+        return self._listed(np.zeros(len(self)), np.inf)
 
     @cached_property
     def rejected(self) -> Counter[str]:
         """How many strategies and layouts are impossible, by reason."""
         rejected = Counter(self._illegal)
         if self._given is None:
-            for grid, count in Counter(map(self._grid, self.sizes)).items():
+            for grid, count in Counter(self._grids_of).items():
                 rejected.update({why: count * number for why, number in grid.rejected.items()})
         return rejected
 
@@ -484,12 +477,9 @@ class PlanEvaluator:
 
         The layouts are those of `strategies` (positions), by default of all.
         """
-        some = np.arange(len(self)) if strategies is None else strategies
-        return np.concatenate([np.zeros(0), *self._layouts_work_s(work_s, some)])
-
-    def _layouts_work_s(self, work_s: Array, strategies: Array) -> Iterator[Array]:
-        for s in strategies.tolist():
-            yield self._grid(self.sizes[s]).shares * work_s[s] * _ROUNDED_DOWN
+        some = range(len(self)) if strategies is None else strategies.tolist()
+        bounds_s = [self._grid(self.sizes[s]).shares * work_s[s] * _ROUNDED_DOWN for s in some]
+        return np.concatenate([np.zeros(0), *bounds_s])
 
     def bound(self, s: int, times: KindTimes) -> float:
         """Bound the fastest plan of strategy `s` from below by lower bounds of its times."""
@@ -503,36 +493,39 @@ class PlanEvaluator:
     def estimate_even(
         self,
         times: KindTimes,
+        layouts: Array,
         variants: Array,
         limit_bytes: float,
         free: Sequence[KindTimes] = (),
         rows: tuple[Array, Array] | None = None,
         threads: int = 1,
     ) -> dict[str, Array]:
-        """Estimate the even partition of every layout: columns by field of a plan's estimate.
+        """Estimate even partitions of layouts: columns by field of a plan's estimate.
 
         Parameters
         ----------
         times
             One row per strategy.
+        layouts
+            Position of each plan's layout; plans of one shape that follow each other are estimated
+            together.
         variants
-            What each layout recomputes, as `recompute_code` writes it; -1: the fastest that fits,
-            -2: the layout is not estimated.
+            What each plan recomputes, as `recompute_code` writes it; -1: the fastest that fits.
         limit_bytes
             Usable memory of a device.
         free
             Times by level of `free_times`, one row per strategy; without them, the time of a step
             is not split into parts.
         rows
-            The row of each layout in the columns, and the status of all rows, which those without
-            a layout keep; by default one row per layout.
+            The row of each plan in the columns, and the status of all rows, which those without a
+            plan keep; by default one row per plan.
         threads
             Most threads to use; the answer does not depend on it.
         """
-        count = len(self.layouts)
+        count = len(layouts)
         places, status = rows or (np.arange(count), np.zeros(count, dtype=np.int32))
         columns = self.space.estimate_even(
-            times, variants, limit_bytes, free, places, status, threads
+            times, layouts, variants, limit_bytes, free, places, status, threads
         )
         return dict(
             zip(ESTIMATE_COLUMNS, (column for part in columns for column in part), strict=True)
@@ -558,11 +551,12 @@ class PlanEvaluator:
             wave = order[begin : begin + _EVEN_AT_ONCE]
             if np.isinf(bounds[wave[0]]) or bounds[wave[0]] > found[0].min():
                 break
-            variants = np.full(len(order), -2, dtype=np.int32)
-            variants[wave] = -1
-            estimates = self.estimate_even(times, variants, limit_bytes, threads=threads)
-            fits = wave[(estimates["status"][wave] == 0) & np.isfinite(bounds[wave])]
-            found[:, fits] = estimates["time_s"][fits], estimates["memory_bytes"][fits]
+            wave.sort()
+            variants = np.full(len(wave), -1, dtype=np.int32)
+            estimates = self.estimate_even(times, wave, variants, limit_bytes, threads=threads)
+            fits = (estimates["status"] == 0) & np.isfinite(bounds[wave])
+            found[0, wave[fits]] = estimates["time_s"][fits]
+            found[1, wave[fits]] = estimates["memory_bytes"][fits]
         best = int(np.argmin(found[0]))
         if np.isinf(found[0, best]):
             return []
@@ -736,12 +730,21 @@ def _recomputed_flops(sizes: StrategySizes, mode: str) -> dict[str, float]:
 
 def _recomputed_stage_flops(sizes: StrategySizes, stage: Stage) -> float:
     """Count the FLOPs that a stage recomputes for a micro-batch on a device."""
-    code = recompute_code(stage.recompute, sizes.variant_of)
-    flops, positions = 0.0, iter(stage.layers)
-    for count in stage.chunks:
+    kinds = tuple(sizes.graph.order[i] for i in stage.layers)
+    return _recomputed_by_kinds(sizes, stage.recompute, stage.chunks, kinds)
+
+
+@lru_cache(maxsize=1024)  # most stages of a plan are alike
+def _recomputed_by_kinds(
+    sizes: StrategySizes, recompute: str, chunks: tuple[int, ...], kinds: tuple[int, ...]
+) -> float:
+    """Count the FLOPs that a stage with layers of these kinds, in chunks, recomputes."""
+    code = recompute_code(recompute, sizes.variant_of)
+    flops, positions = 0.0, iter(kinds)
+    for count in chunks:
         number = 0
-        for i in islice(positions, count):
-            kind = sizes.graph.layers[sizes.graph.order[i]].kind
+        for at in islice(positions, count):
+            kind = sizes.graph.layers[at].kind
             if kind not in BOUNDARY_KINDS:
                 number += 1
                 mode = block_mode(code, number, sizes.variants)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,7 +23,7 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.hardware import Cluster, TieredFabric
-from phaze_fast.memory import SCHEDULES, TWO_CHUNKS, places
+from phaze_fast.memory import SCHEDULES, TWO_CHUNKS
 from phaze_fast.models import Model, TransformerModel
 from phaze_fast.opgraph import CONTEXT_KINDS, DISPATCHERS, Strategy
 from phaze_fast.planning.sizes import strategy_faults
@@ -193,43 +193,20 @@ class Layouts:
 
     rejected: Counter[str]
     """Layouts that are impossible, by reason."""
-    _widths: tuple[Array, Array, Array]
-    """Replicas, stages and micro-batches of the combinations that fit the cluster."""
-    _at: Array
-    """Which combination each layout has."""
-    _choice: Array
-    """Which row of `_choices` each layout has."""
-    _choices: Array
-    """Rows of schedule, chunks per stage, ZeRO stage, rank order and row of `_shards`."""
-    _shards: Array
-    """Replicas that share state (0: all), shape (choices, combinations)."""
+    grid: _core.LayoutGrid
 
     def __len__(self) -> int:
-        return len(self._at)
+        return len(self.grid)
 
     @cached_property
     def shares(self) -> Array:
         """Micro-batches of a replica divided by the number of stages, for each layout."""
-        _, pp, micro_batches = self._widths
-        shares: Array = (micro_batches / pp)[self._at]
-        return shares
-
-    def columns(self, wanted: Array | slice) -> tuple[Array, ...]:
-        """Return the fields of some of the layouts, in the order of `LAYOUT_FIELDS`."""
-        at, choices = self._at[wanted], self._choices[:, self._choice[wanted]]
-        return (*(own[at] for own in self._widths), self._shards[choices[-1], at], *choices[:-1])
-
-
-LAYOUT_FIELDS = (
-    *("dp", "pp", "micro_batches", "shard"),
-    *("schedule", "vpp", "zero", "rank_order"),
-)
-"""Fields of ``_core.LAYOUT_DTYPE`` besides the strategy."""
+        return self.grid.shares()
 
 
 @dataclass(frozen=True)
-class LayoutGrid:
-    """The layouts of one strategy that a cluster and a step allow."""
+class LayoutRules:
+    """What a cluster and a step allow for the layouts of one strategy."""
 
     training: Training
     strategy: Strategy
@@ -240,61 +217,85 @@ class LayoutGrid:
     layers: int
     """Blocks, embedding and head."""
 
-    @property
-    def stage_devices(self) -> int:
-        """Devices that hold one stage of one replica."""
-        return self.strategy.tp * self.strategy.cp
-
     def layouts(self) -> Layouts:
         """List every layout; count impossible ones by reason.
 
         They depend on the strategy's `stage_widths` alone. The order of a list that a user gives
         does not matter. Layouts that differ only in the number of stages are adjacent.
         """
-        training = self.training
-        dp, pp, micro_batches = self._widths()
+        training, strategy = self.training, self.strategy
         # One stage has no pipeline: every schedule and rank order is the same for it.
         single = SCHEDULES.index("zb-h1") if training.schedule == ("zb-h1",) else 0
-        fixed = 0 if training.rank_order == "auto" else RANK_ORDERS.index(training.rank_order)
-        decided = training.overlap_experts is None and self.strategy.overlap_experts
-        choices = [(fixed, single, 1, (pp == 1) & (not decided))]
-        counted: Counter[str] = Counter()
-        for schedule, vpp, possible in self._schedules(pp, micro_batches, counted):
-            choices += [
-                (order, schedule, vpp, possible & tried) for order, tried in self._orders(dp, pp)
-            ]
-        masks: list[Array] = []  # per choice: which combinations of widths it has
-        added: list[tuple[int, ...]] = []
-        sharing: list[Array] = []
-        near: dict[int, Array] = {}
-        for number, zero in enumerate(sorted(set(training.zero))):
-            # A single shard is the same under every ZeRO stage.
-            distinct = True if number == 0 else dp * self.strategy.cp > 1
-            tried: dict[int, list[tuple[int, Array]]] = {}
-            for order in {order for order, *_ in choices}:
-                own = self._shards(zero, order, dp, pp, near, counted) if zero else [0 * dp]
-                allowed = [(shard >= 0) & distinct for shard in own]
-                tried[order] = list(enumerate(allowed, len(sharing)))
-                sharing += own
-            for order, schedule, vpp, possible in choices:
-                for shard, allowed_by in tried[order]:
-                    masks.append(possible & allowed_by)
-                    added.append((schedule, vpp, zero, order, shard))
-        table = np.array(masks)  # (choices, combinations)
-        at = np.flatnonzero(table)
-        choice = np.repeat(np.arange(len(masks)), np.count_nonzero(table, axis=1))
-        at -= choice * len(dp)
-        if not len(at):
-            counted[self.why_empty()] += 1
-        rejected = Counter({why: count for why, count in counted.items() if why and count})
-        rows = np.array(added).T
-        return Layouts(rejected, (dp, pp, micro_batches), at, choice, rows, np.array(sharing))
+        decided = training.overlap_experts is None and strategy.overlap_experts
+        auto = training.rank_order == "auto"
+        schedules, chunks = _numbers(self._schedules())
+        zero, shards = _numbers(
+            [(z, s) for z in sorted(set(training.zero)) for s in _shard_codes(training, z)]
+        )
+        grid = _core.LayoutGrid(
+            devices=self.devices,
+            node_devices=self.node,
+            global_batch=training.global_batch,
+            blocks=self.blocks,
+            layers=self.layers,
+            widths=np.array(
+                [
+                    self._stage_devices,
+                    strategy.cp,
+                    strategy.expert_devices,
+                    strategy.expert_replicas,
+                    strategy.micro_batch,
+                ]
+            ),
+            most_stages=_MOST_STAGES,
+            single_schedule=-1 if decided else single,
+            rank_order=-1 if auto else RANK_ORDERS.index(training.rank_order),
+            dp=np.array(sorted(training.dp or ()), dtype=np.int64),
+            pp=np.array(sorted(training.pp or ()), dtype=np.int64),
+            schedules=schedules,
+            chunks=chunks,
+            zero=zero,
+            shards=shards,
+        )
+        rejected: Counter[str] = Counter()
+        for fault, schedule, value, count in grid.rejected:
+            rejected[self._reason(fault, SCHEDULES[schedule], value)] += count
+        if not len(grid) and (why := self._why_empty(grid.replicas)):
+            rejected[why] += 1
+        return Layouts(rejected, grid)
 
-    def why_empty(self) -> str:
+    @property
+    def _stage_devices(self) -> int:
+        """Devices that hold one stage of one replica."""
+        return self.strategy.tp * self.strategy.cp
+
+    def _schedules(self) -> list[tuple[int, int]]:
+        """List the schedules of pipelines to try, with their chunks per stage."""
+        free = self.strategy.ep > 1 and self.training.overlap_experts is None
+        tried = []
+        for schedule in sorted({SCHEDULES.index(name) for name in self.training.schedule}):
+            name = SCHEDULES[schedule]
+            if free and (name in OVERLAPPING) != self.strategy.overlap_experts:
+                continue  # belongs to the strategy with the other choice of overlap
+            several = sorted(self.training.vpp) if name == "interleaved" else []
+            tried += [(schedule, vpp) for vpp in several or [1 + (name in TWO_CHUNKS)]]
+        return tried
+
+    def _reason(self, fault: int, schedule: str, value: int) -> str:
+        """Say why layouts are impossible; the codes are those of the core's ``LayoutFault``."""
+        if fault == 0:
+            chunks = f"{schedule} with {value} chunks a stage"  # one a stage is never too many
+            return f"schedule: {chunks} has more chunks than the model's {self.layers} layers"
+        if fault == 1:
+            return f"schedule: {schedule} is not possible: {_core.PIPELINE_SENTENCES[value]}"
+        why = f"shard: {value} replicas do not share out the replicas evenly"
+        ep = self.strategy.expert_replicas
+        return why if ep == 1 else f"{why}, or are no multiple of the {ep} that experts span"
+
+    def _why_empty(self, replicas: Array) -> str:
         """Return why there is no layout; empty where a schedule is the reason, counted before."""
         training, ep = self.training, self.strategy.expert_replicas
-        most = self.devices // self.stage_devices
-        replicas = self._replica_counts()
+        most = self.devices // self._stage_devices
         if not len(replicas):
             wanted = sorted(training.dp) if training.dp else "any"
             experts = f" or is no multiple of the {ep} that experts span," if ep > 1 else ""
@@ -312,101 +313,11 @@ class LayoutGrid:
             f"{self.blocks} blocks"
         )
 
-    def _replica_counts(self) -> Array:
-        """List counts of replicas that divide the batch and fit the cluster."""
-        rounds = self.training.global_batch // self.strategy.micro_batch
-        most = min(self.devices // self.stage_devices, rounds)
-        if self.training.dp is None:
-            low = np.arange(1, math.isqrt(rounds) + 1)
-            low = low[rounds % low == 0]
-            wanted = np.unique(np.concatenate([low, rounds // low]))
-        else:
-            wanted = np.array(sorted(self.training.dp))
-        spread = wanted % self.strategy.expert_replicas == 0
-        counts: Array = wanted[(wanted <= most) & (rounds % wanted == 0) & spread]
-        return counts
 
-    def _widths(self) -> tuple[Array, Array, Array]:
-        """Replicas, stages and micro-batches of every combination that fits the cluster."""
-        replicas = self._replica_counts()
-        most = self.devices // (self.stage_devices * replicas)
-        most = np.minimum(most, min(self.blocks, _MOST_STAGES))
-        if self.training.pp is None:
-            wanted = np.arange(1, int(most.max(initial=0)) + 1)
-        else:
-            wanted = np.array(sorted(self.training.pp))
-        dp, pp = (grid.reshape(-1) for grid in np.meshgrid(replicas, wanted, indexing="ij"))
-        inside = pp <= np.repeat(most, len(wanted))
-        dp, pp = dp[inside], pp[inside]
-        return dp, pp, self.training.global_batch // (self.strategy.micro_batch * dp)
-
-    def _schedules(
-        self, pp: Array, micro_batches: Array, rejected: Counter[str]
-    ) -> Iterator[tuple[int, int, Array]]:
-        """Yield schedules and chunks per stage, and which combinations of widths allow each."""
-        piped = pp > 1
-        free = self.strategy.ep > 1 and self.training.overlap_experts is None
-        for schedule in sorted({SCHEDULES.index(name) for name in self.training.schedule}):
-            name = SCHEDULES[schedule]
-            if free and (name in OVERLAPPING) != self.strategy.overlap_experts:
-                continue  # belongs to the strategy with the other choice of overlap
-            interleaved = name == "interleaved"
-            for vpp in sorted(self.training.vpp) if interleaved else [1 + (name in TWO_CHUNKS)]:
-                possible = piped & (places(name, 1, vpp) * pp <= self.layers)
-                chunks = f"{name} with {vpp} chunks a stage"  # one a stage is never too many
-                why = f"schedule: {chunks} has more chunks than the model's {self.layers} layers"
-                rejected[why] += int((piped & ~possible).sum())
-                status = _core.check_pipelines(schedule, pp, vpp, micro_batches)
-                for code, count in enumerate(np.bincount(status[possible]).tolist()):
-                    if code and count:
-                        why = f"schedule: {name} is not possible: {_core.PIPELINE_SENTENCES[code]}"
-                        rejected[why] += count
-                yield schedule, vpp, possible & (status == 0)
-
-    def _orders(self, dp: Array, pp: Array) -> Iterator[tuple[int, Array | bool]]:
-        """Yield rank orders, and for which combinations of widths to try each."""
-        whole = self.stage_devices % self.strategy.expert_devices == 0  # all experts in a replica
-        inside: Array | bool = True if whole else pp == 1
-        if self.training.rank_order != "auto":
-            order = RANK_ORDERS.index(self.training.rank_order)
-            yield order, inside if order else True
-            return
-        yield 0, True
-        yield 1, inside & (dp > 1) & (pp * self.stage_devices <= self.node)
-
-    def _shards(
-        self,
-        zero: int,
-        order: int,
-        dp: Array,
-        pp: Array,
-        near: dict[int, Array],
-        rejected: Counter[str],
-    ) -> list[Array]:
-        """List the number of replicas that state is sharded over in each layout, per choice.
-
-        A value is 0 for all replicas, a count for fewer, -1 where the choice is impossible or the
-        same as an earlier one. `near` stores the replicas of a node that can shard, by rank order.
-        """
-        ep, wanted = self.strategy.expert_replicas, _shards_tried(self.training.shard, zero)
-        choices: list[Array] = []
-        if "all" in wanted:
-            choices.append(np.zeros(len(dp), dtype=np.int64))
-        if "node" in wanted:
-            if order not in near:
-                stages = pp if RANK_ORDERS[order] == "stages-inside" else np.ones_like(pp)
-                inside = _replicas_in_node(dp, self.node // (self.stage_devices * stages), ep)
-                near[order] = np.where(inside * self.strategy.cp > 1, inside, -1)
-            choices.append(near[order])
-        for count in sorted(s for s in wanted if isinstance(s, int)):
-            even = (dp % count == 0) & (count % ep == 0)
-            why = f"shard: {count} replicas do not share out the replicas evenly"
-            if ep > 1:
-                why += f", or are no multiple of the {ep} that experts span"
-            rejected[why] += int((~even).sum())
-            all_share = -1 if "all" in wanted else 0
-            choices.append(np.where(even, np.where(dp == count, all_share, count), -1))
-        return choices
+def _numbers(pairs: Sequence[tuple[int, int]]) -> Array:
+    """Return pairs as two arrays."""
+    columns: Array = np.ascontiguousarray(np.array(pairs, dtype=np.int64).reshape(-1, 2).T)
+    return columns
 
 
 def sharing_counts(dp: int, ep: int) -> list[int]:
@@ -414,18 +325,19 @@ def sharing_counts(dp: int, ep: int) -> list[int]:
     return [n for n in divisors(dp) if n % ep == 0]
 
 
-def _replicas_in_node(dp: Array, most: Array, ep: int) -> Array:
-    """Count the replicas of a node that can shard state; 0 where that is none or all of them."""
-    inside = np.zeros(len(dp), dtype=np.int64)
-    for count in range(ep, min(int(most.max(initial=0)), int(dp.max(initial=1)) - 1) + 1, ep):
-        inside[(dp % count == 0) & (count <= most) & (count < dp)] = count
-    return inside
-
-
 def _shards_tried(wanted: Iterable[int | str], zero: int) -> tuple[int | str, ...]:
     """Replace ``auto`` by the choices it means under a ZeRO stage."""
     auto = ("all", "node") if zero >= 2 else ("all",)
     return tuple(dict.fromkeys(s for w in wanted for s in (auto if w == "auto" else (w,))))
+
+
+def _shard_codes(training: Training, zero: int) -> list[int]:
+    """List the replicas that may share state under a ZeRO stage, as the core takes them."""
+    if zero == 0:
+        return [0]
+    wanted = _shards_tried(training.shard, zero)
+    words = [code for word, code in (("all", 0), ("node", -1)) if word in wanted]
+    return [*words, *sorted(count for count in wanted if isinstance(count, int))]
 
 
 # ---- the space in words ----

@@ -13,7 +13,7 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.hardware import Cluster
-from phaze_fast.memory import SCHEDULE_CODES
+from phaze_fast.memory import SCHEDULE_CODES, SCHEDULES
 from phaze_fast.models import Model
 from phaze_fast.opgraph import DISPATCHERS, check_context_kind, context_code, context_kind
 from phaze_fast.planning.evaluator import (
@@ -316,10 +316,12 @@ def predict_batch(
     if rows["tp"].ndim != 1:
         raise InvalidInputError("plans: expected scalars or one-dimensional arrays")
     widths = [rows[name] for name in _core.WIDTHS]
-    status = _core.check_widths(widths, cluster.devices, training.global_batch)
-    sizes, variants, strategy = _strategies(known, training, texts, rows, status)
+    status = _core.check_widths(widths, cluster.devices, training.global_batch, workers)
+    sizes, strategy, variant = _strategies(known, training, texts, rows, status, workers)
     limit_bytes = float(memory_of(cluster.chip).capacity_bytes) - float(training.reserved_bytes)
-    layouts, at = _core.laid_out(widths, strategy, training.global_batch)
+    layouts, own, variants, at = _core.laid_out(
+        widths, strategy, variant, training.global_batch, workers
+    )
     if not len(at):
         nothing = (
             np.full(len(status), np.nan),
@@ -330,7 +332,8 @@ def predict_batch(
     evaluator = PlanEvaluator(known, cluster, training, [], (sizes, layouts))
     estimates = evaluator.estimate_even(
         evaluator.times(cluster, threads=workers),
-        variants[layouts["strategy"]],
+        own,
+        variants,
         max(limit_bytes, 0.0),
         free_times_on_chip(sizes, cluster, evaluator.optimizer, threads=workers),
         (at, status),
@@ -345,21 +348,28 @@ def _strategies(
     texts: Sequence[str],
     rows: Mapping[str, Array],
     status: Array,
+    threads: int,
 ) -> tuple[list[StrategySizes], Array, Array]:
     """Size every strategy of the legal rows; mark rows in `status` that the model does not allow.
 
-    The recompute modes of a row are part of its strategy: other rows' modes are not options for it.
+    Rows that differ in what they recompute share a strategy, so that they are estimated together;
+    rows that recompute what fits have one of their own, since other rows' modes are not options for
+    them.
 
     Returns
     -------
-    sizes, variants, strategy
-        The strategies, the code of what each recomputes (-1: the fastest that fits), and the
-        position of each row's strategy.
+    sizes, strategy, variant
+        The strategies, the position of each row's strategy (-1: none), and the code of what each
+        row recomputes (-1: the fastest that fits).
     """
-    at = np.flatnonzero(status == 0)
+    families = _families(texts)
+    family_of = np.zeros(len(texts), dtype=np.int64)
+    for n, family in enumerate(families):
+        family_of[family] = n
+    named = [tuple(texts[n] for n in family) for family in families]
     kind = np.where(rows["cp"] > 1, rows["cp_kind"], 0)
     etp = np.where(rows["etp"] == rows["tp"], 0, rows["etp"])
-    overlapping = np.isin(rows["schedule"], [SCHEDULE_CODES[name] for name in OVERLAPPING])
+    overlapping = _OVERLAPPING[rows["schedule"]]
     columns = (
         *(rows[name] for name in ("tp", "cp", "ep", "micro_batch")),
         kind,
@@ -367,32 +377,54 @@ def _strategies(
         (overlapping & (rows["pp"] > 1) & (rows["ep"] > 1)).astype(np.int64),
         np.where(rows["ep"] > 1, rows["dispatcher"], 0),
         rows["offload_optimizer"],
-        rows["recompute"],
+        family_of[rows["recompute"]],
     )
-    kinds, which = _distinct([column[at] for column in columns])
+    kinds, which = _core.distinct_rows(columns, status, threads)
     known = _known_strategies(model, training)
     sizes: list[StrategySizes] = []
-    variants: list[int] = []
-    number = np.full(len(kinds), -1)
-    for k, (*fields_of, text) in enumerate(kinds.tolist()):
-        key = (*fields_of, texts[text])
+    number = [-1] * (len(kinds) + 1)  # the last: rows without a strategy
+    codes = [[-1] * len(texts) for _ in number]
+    for k, (*fields_of, own_family) in enumerate(kinds.tolist()):
+        key = (*fields_of, named[own_family])
         if key not in known:
             known[key] = _sized(model, training, *key)
         own = known[key]
         if own is not None:
             number[k] = len(sizes)
             sizes.append(own[0])
-            variants.append(own[1])
-    position: Array = np.full(len(status), -1)
-    position[at] = number[which]
-    status[at[number[which] < 0]] = _core.PlanStatus.BAD_STRATEGY
-    return sizes, np.array(variants, dtype=np.int32), position
+            for text, code in zip(families[own_family], own[1], strict=True):
+                codes[k][text] = code
+    strategy = np.array(number)[which]
+    status[(status == 0) & (strategy < 0)] = _core.PlanStatus.BAD_STRATEGY
+    return sizes, strategy, np.array(codes, dtype=np.int32)[which, rows["recompute"]]
+
+
+_OVERLAPPING = np.array([name in OVERLAPPING for name in SCHEDULES])
+"""Whether exchanges among experts overlap passes, by code of the schedule."""
+
+
+def _families(texts: Sequence[str]) -> list[list[int]]:
+    """Divide texts that say what plans recompute into families that one strategy can have.
+
+    A family has the positions of its texts, which do not depend on the order of rows.
+    """
+    families: list[list[int]] = []
+    last: list[int] = []  # the family that still grows
+    for n in sorted(range(len(texts)), key=texts.__getitem__):
+        modes = modes_in([texts[k] for k in (*last, n)]) if texts[n] != "auto" else ()
+        if modes and last and len(modes) <= _core.MAX_VARIANTS:
+            last.append(n)
+            continue
+        families.append([n])
+        if modes:
+            last = families[-1]
+    return families
 
 
 @lru_cache(maxsize=16)
 def _known_strategies(
     _model: Model, _training: Training
-) -> dict[tuple[Any, ...], tuple[StrategySizes, int] | None]:
+) -> dict[tuple[Any, ...], tuple[StrategySizes, list[int]] | None]:
     """Return the cache of `_sized` for a problem."""
     return {}
 
@@ -409,9 +441,9 @@ def _sized(
     overlapping: int,
     dispatcher: int,
     offload_optimizer: int,
-    recompute: str,
-) -> tuple[StrategySizes, int] | None:
-    """Size a strategy, with the code of what it recomputes; None where the model does not allow it.
+    recompute: tuple[str, ...],
+) -> tuple[StrategySizes, list[int]] | None:
+    """Size a strategy, with the code of each text; None where the model does not allow it.
 
     The code is -1 for the fastest that fits.
     """
@@ -420,11 +452,13 @@ def _sized(
     strategy = training.strategy_of(*widths, *choices)
     if strategy_faults(model, strategy, training.software):
         return None
-    auto = recompute == "auto"
-    modes = RECOMPUTE if auto else modes_in([recompute])
+    auto = recompute == ("auto",)
+    modes = RECOMPUTE if auto else modes_in(recompute)
     runs = (training.software, training.precision, training.fusion)
     sizes = strategy_sizes(model, strategy, modes, *runs)
-    return sizes, -1 if auto else recompute_code(recompute, sizes.variant_of)
+    if auto:
+        return sizes, [-1]
+    return sizes, [recompute_code(text, sizes.variant_of) for text in recompute]
 
 
 def _predictions(estimates: Mapping[str, Array], limit_bytes: float) -> Predictions:
@@ -448,29 +482,14 @@ def _predictions(estimates: Mapping[str, Array], limit_bytes: float) -> Predicti
 # ---- columns of plan fields ----
 
 
-_FEW_WORDS = 16
-"""Distinct words that are counted one by one, which takes less time than sorting."""
-
-
 def _words(name: str, values: Any) -> tuple[list[str], Array]:
     """List the distinct words of a column, and the position of each row's word."""
     words = np.asarray(values)
     if words.dtype.kind not in "UO":
         raise InvalidTypeError(f"{name}: dtype {words.dtype} is not accepted; expected words")
-    words = words.astype(str, copy=False)
-    distinct: list[str] = []
-    which: Array = np.full(words.size, -1, dtype=np.int64)
-    left = words.reshape(-1)
-    at = np.arange(words.size)
-    while len(left) and len(distinct) < _FEW_WORDS:
-        same = left == left[0]
-        which[at[same]] = len(distinct)
-        distinct.append(str(left[0]))
-        left, at = left[~same], at[~same]
-    if len(left):
-        kinds, which = np.unique(words, return_inverse=True)
-        distinct = kinds.tolist()
-    return distinct, which.reshape(words.shape)
+    flat = np.ascontiguousarray(words.astype(str, copy=False).reshape(-1))
+    first, which = _core.distinct_words(flat)
+    return flat[first].tolist(), which.reshape(words.shape)
 
 
 def _coded(name: str, values: Any, accepted: Mapping[str, int]) -> Array:
@@ -507,36 +526,3 @@ def _whole(name: str, values: Any, least: int) -> Array:
     if array.size and int(array.min()) < least:
         raise InvalidInputError(f"{name}: {array.min()} is not accepted; expected {least} or more")
     return array.astype(np.int64, copy=False)
-
-
-_FEW_KEYS = 1 << 22
-"""Keys of rows that are looked up in a table, which takes less time than sorting."""
-
-
-def _distinct(columns: Sequence[Array]) -> tuple[Array, Array]:
-    """List the distinct rows of integer columns, in order, and the position of each row."""
-    which: Array = np.zeros(len(columns[0]), dtype=np.int64)
-    count = 1
-    for column in columns:
-        base = int(column.max(initial=0)) + 1
-        if count * base > _FEW_KEYS:
-            which, count = _numbered(which, count)
-        if count * base > _FEW_KEYS:
-            values, column = np.unique(column, return_inverse=True)
-            base = len(values)
-        which, count = which * base + column, count * base
-    which, count = _numbered(which, count)
-    first = np.zeros(count, dtype=np.int64)
-    first[which[::-1]] = np.arange(len(which))[::-1]
-    return np.stack([column[first] for column in columns], axis=1), which
-
-
-def _numbered(keys: Array, most: int) -> tuple[Array, int]:
-    """Assign numbers to distinct keys below `most` in order; also return how many there are."""
-    if most > _FEW_KEYS:
-        distinct, which = np.unique(keys, return_inverse=True)
-        return which, len(distinct)
-    used = np.zeros(most, dtype=np.int64)
-    used[keys] = 1
-    number = np.cumsum(used)
-    return number[keys] - 1, int(number[-1]) if len(keys) else 0

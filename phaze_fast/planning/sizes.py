@@ -154,6 +154,8 @@ class StrategySizes:
             Bytes at its peak by term: logits are those of the head, recompute those of another
             layer.
         """
+        if not any(layer.peaks for layer in self.graph.layers):
+            return ""
         live = memory["recompute"]
         for at in reversed([self.graph.order[i] for i in layers]):
             layer = self.graph.layers[at]
@@ -195,20 +197,25 @@ def _distinct_variants(graph: LayerGraph, recompute: tuple[str, ...]) -> _Varian
     return _VARIANTS.put(key, (blocks, (variants, variant_of)))[1]
 
 
-def _sent_bytes(graphs: Sequence[OpGraph], sizes: Sequence[StrategySizes]) -> Array:
-    """Sum the bytes that one device sends in the collectives of layers by ring algorithms."""
-    sent = np.zeros(len(sizes))
-    alike: dict[int, list[int]] = {}
+def _sent_bytes(graphs: Sequence[OpGraph], ranks: Mapping[str, Array]) -> Array:
+    """Sum the bytes that one device sends in the collectives of layers by ring algorithms.
+
+    `ranks` has the devices of each group, one number per graph.
+    """
+    sent = np.zeros(len(graphs))
+    alike: dict[int, tuple[OpGraph, list[int]]] = {}
     for at, graph in enumerate(graphs):
-        alike.setdefault(id(graph.family), []).append(at)
-    for some in alike.values():
-        first = graphs[some[0]].ops
-        columns = np.flatnonzero(first["collective"] >= 0)
-        payloads = np.stack([graphs[at].ops["payload_bytes"][columns] for at in some], axis=1)
-        codes = (first[name][columns].tolist() for name in ("collective", "group"))
+        alike.setdefault(id(graph.family), (graph.family, []))[1].append(at)
+    for family, some in alike.values():
+        ops = np.atleast_2d(family.ops)
+        columns = np.flatnonzero(ops[0]["collective"] >= 0)
+        if not len(columns):
+            continue
+        own = [graphs[at].place for at in some] if len(ops) > 1 else [0] * len(some)
+        payloads = ops["payload_bytes"][own][:, columns].T
+        codes = (ops[0][name][columns].tolist() for name in ("collective", "group"))
         for collective, group, payload in zip(*codes, payloads, strict=True):
-            name = GROUPS[group]
-            n = np.array([sizes[at].ranks.get(name, 1) for at in some])
+            n = ranks[GROUPS[group]][some]
             share = 1.0 if collective == _POINT_TO_POINT else (n - 1) / n
             twice = 2.0 if collective == _ALL_REDUCE else 1.0
             sent[some] += twice * share * payload
@@ -235,20 +242,18 @@ _STORED: LruCache[tuple[Any, ...], tuple[Layer, Array]] = LruCache(4096)
 """Latest stored bytes by identity of the family of layers, a row for each member."""
 
 
-def _stored_bytes(layer: Layer, variants: tuple[str, ...], resident: bool) -> Array:
-    """Return a layer's stored bytes: of all tensors, by variant; and live bytes by variant."""
-    family, at = layer.family
+def _stored_bytes(family: Layer, variants: tuple[str, ...], resident: bool) -> Array:
+    """Return stored bytes of a family's layers: of all tensors, by variant; and live bytes."""
     key = id(family), variants, resident
     known = _STORED.get(key)
     if known is None:  # the entry refers to the family, so that its id is not reused
-        modes = ("none",) * len(variants) if layer.kind in BOUNDARY_KINDS else variants
+        modes = ("none",) * len(variants) if family.kind in BOUNDARY_KINDS else variants
         stored = [family.forward.stashed_bytes(), *map(family.forward.stashed_bytes, modes)]
         live = [family.live_bytes(mode, resident) for mode in modes]
         columns = np.broadcast_arrays(*stored, *live, np.zeros(1))[:-1]
         rows = np.stack(columns, axis=1).astype(np.float64)
         known = _STORED.put(key, (family, rows))
-    bytes_: Array = known[1][min(at, len(known[1]) - 1)]  # one row where members do not differ
-    return bytes_
+    return known[1]
 
 
 def _kind_records(sizes: Sequence[StrategySizes]) -> Array:
@@ -282,16 +287,27 @@ def _add_stored_bytes(
 ) -> None:
     """Write the bytes that the `k`-th kind of layer stores, and that are live in its passes."""
     resident, kind = sizes[0].software.resident_gradients, sizes[0].graph.layers[k].kind
+    alike: dict[tuple[int, tuple[str, ...]], tuple[Layer, list[int], list[int]]] = {}
     for s, own in enumerate(sizes):
-        bytes_ = _stored_bytes(own.stored.layers[k], own.variants, resident)
-        many = len(own.variants)
+        family, place = own.stored.layers[k].family
+        _, rows, places = alike.setdefault((id(family), own.variants), (family, [], []))
+        rows.append(s)
+        places.append(place)
+    for (_, variants), (family, rows, places) in alike.items():
+        table, many = _stored_bytes(family, variants, resident), len(variants)
+        # One row where members do not differ.
+        bytes_ = table[np.minimum(places, len(table) - 1)]
         if kind == "head":
-            peak = own.graph.layers[k].peak(resident).bytes if by_layer else bytes_[0]
-            records["once_bytes"][s] = peak
+            peaks = (
+                [layer.peak(resident).bytes for layer in (sizes[s].graph.layers[k] for s in rows)]
+                if by_layer
+                else bytes_[:, 0]
+            )
+            records["once_bytes"][rows] = peaks
             continue
-        records["stash_bytes"][s, :many] = bytes_[1 : many + 1]
+        records["stash_bytes"][rows, :many] = bytes_[:, 1 : many + 1]
         if kind not in BOUNDARY_KINDS or by_layer:
-            records["live_bytes"][s, :many] = bytes_[many + 1 :]
+            records["live_bytes"][rows, :many] = bytes_[:, many + 1 :]
 
 
 _OF_LAYER = (
@@ -301,29 +317,45 @@ _OF_LAYER = (
 """Fields of a kind's record that are those of the layer."""
 
 
+_OF_STRATEGY = (
+    *("etp", "message_bytes", "gathered_bytes", "group_kind", "copied_parameters"),
+    *("copied_frozen", "variants"),
+)
+"""Fields of a strategy's record that `_strategy_row` computes."""
+
+
+def _strategy_row(own: StrategySizes) -> tuple[float, ...]:
+    graph, stored, s = own.graph, own.stored, own.strategy
+    message = graph.message_bytes
+    if own.software.scattered_messages and not s.sequence_parallel:
+        message /= s.tp
+    split = stored.strategy.sequence_parallel and s.tp > 1
+    kind = context_code(s.cp_kind) if s.cp > 1 else 0
+    dispatched = 2 * DISPATCHERS.index(s.dispatcher)
+    return (
+        s.expert_width,
+        message,
+        stored.message_bytes * s.tp * split + exchange_bytes(graph),
+        (kind << 2) + dispatched + s.offload_optimizer,
+        graph.copied_parameters,
+        graph.copied_frozen,
+        len(own.variants),
+    )
+
+
 def _strategy_records(sizes: Sequence[StrategySizes]) -> Array:
     """Return a record per strategy; the strategies have one software."""
     records: Array = np.zeros(len(sizes), dtype=_core.STRATEGY_DTYPE)
     for name in ("tp", "cp", "ep", "micro_batch"):
         records[name] = [getattr(own.strategy, name) for own in sizes]
-    for record, own in zip(records, sizes, strict=True):
-        graph, stored, s = own.graph, own.stored, own.strategy
-        message = graph.message_bytes
-        if own.software.scattered_messages and not s.sequence_parallel:
-            message /= s.tp
-        split = stored.strategy.sequence_parallel and s.tp > 1
-        kind = context_code(s.cp_kind) if s.cp > 1 else 0
-        dispatched = 2 * DISPATCHERS.index(s.dispatcher)
-        record["etp"], record["message_bytes"] = s.expert_width, message
-        record["gathered_bytes"] = stored.message_bytes * s.tp * split + exchange_bytes(graph)
-        record["group_kind"] = (kind << 2) + dispatched + s.offload_optimizer
-        record["copied_parameters"] = graph.copied_parameters
-        record["copied_frozen"] = graph.copied_frozen
-        record["variants"] = len(own.variants)
+    rows = [_strategy_row(own) for own in sizes]
+    for name, values in zip(_OF_STRATEGY, zip(*rows, strict=True), strict=True):
+        records[name] = values
+    ranks = {name: np.array([own.ranks.get(name, 1) for own in sizes]) for name in GROUPS}
     for k, layer in enumerate(sizes[0].graph.layers):
         layers = [own.graph.layers[k] for own in sizes]
         passes = ([layer.forward for layer in layers], [layer.backward for layer in layers])
-        both = [_sent_bytes(graphs, sizes) for graphs in passes]
+        both = [_sent_bytes(graphs, ranks) for graphs in passes]
         records["sent_bytes"] += layer.count * (both[0] + both[1])
     return records
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from phaze_fast import _core
 from phaze_fast.caching import LruCache, as_one
 from phaze_fast.cost import Costs, estimate_costs
 from phaze_fast.errors import InvalidInputError
@@ -65,13 +66,14 @@ def memory_of(chip: Accelerator | None) -> Hbm:
     return chip.memory
 
 
-def _summed(columns: Array, wanted: Array | None = None) -> Array:
-    """Sum columns in a fixed order, so that a row's sum does not depend on other rows."""
-    some = columns if wanted is None else columns[:, wanted]
-    if not some.shape[1]:
-        return np.zeros(len(columns))
-    total: Array = np.add.accumulate(some, axis=1)[:, -1]
-    return total
+def _sums(columns: Array, sets: Array) -> Array:
+    """Sum sets of columns, shape (rows, sets), in a fixed order: no sum depends on other rows."""
+    rows, count = columns.shape
+    if not count:
+        return np.zeros((rows, len(sets)))
+    flat = _core.sums_of_sets(columns.reshape(-1), sets.reshape(-1).view(np.uint8), rows)
+    sums: Array = flat.reshape(rows, len(sets)).copy()  # the flat array is read-only
+    return sums
 
 
 def _again(layer: Layer, mode: str) -> Array:
@@ -272,7 +274,7 @@ class KindTimes:
 
     def at(self, rows: Any) -> KindTimes:
         """Select some rows."""
-        return KindTimes(*(np.ascontiguousarray(getattr(self, f.name)[rows]) for f in fields(self)))
+        return KindTimes(*[np.ascontiguousarray(own[rows]) for own in vars(self).values()])
 
     @classmethod
     def concatenated(cls, parts: Sequence[KindTimes]) -> KindTimes:
@@ -324,16 +326,15 @@ class LayerParts(NamedTuple):
         software: Software | None,
     ) -> LayerParts:
         """Build the parts of alike layers, whose graphs `at` are forward and `at + 1` backward."""
-        passes = _Passes.of(layer, tuple(variants), software)
-        seconds, spent, own_s = costs.time_s(at), costs.dynamic_j(at), costs.time_s(at + 1)
-        own_j = _summed(costs.dynamic_j(at + 1))
-        again_s, backward_j = np.zeros((2, len(own_j), len(variants)))
-        for v, again in enumerate(passes.again):
-            again_s[:, v] = np.nan if again.all() else _summed(seconds, again)
-            backward_j[:, v] = own_j + _summed(spent, again)
-        late, total = _summed(own_s, passes.late), _summed(own_s)
+        passes = LayerPasses.of(layer, tuple(variants), software)
+        count = len(variants)
+        again_s = _sums(costs.time_s(at), passes.again)[:, :count]
+        again_s[:, passes.whole] = np.nan
+        spent = _sums(costs.dynamic_j(at), passes.again)
+        late, total = _sums(costs.time_s(at + 1), passes.late).T
+        backward_j = _sums(costs.dynamic_j(at + 1), passes.late)[:, 1:] + spent[:, :count]
         share = np.divide(late, total, where=total > 0, out=np.zeros(len(total)))
-        by_chip = (again_s, share, _summed(spent), backward_j)
+        by_chip = (again_s, share, spent[:, count], backward_j)
         by_layer = (np.array(values) for values in (passes.host_s, passes.host_again_s))
         return cls(
             *(values.reshape(len(at), costs.chips, *values.shape[1:]) for values in by_chip),
@@ -341,34 +342,40 @@ class LayerParts(NamedTuple):
         )
 
 
-class _Passes(NamedTuple):
+class LayerPasses(NamedTuple):
     """The part of a layer's times that is the same on every chip."""
 
-    again: tuple[Array, ...]
-    """Operators of the forward pass that the backward pass recomputes, by variant."""
+    again: Array
+    """Operators of the forward pass that the backward pass recomputes, by variant; last: all."""
+    whole: Array
+    """Variants that recompute the whole forward pass."""
     late: Array
-    """Operators of the backward pass that compute gradients of weights."""
+    """Operators of the backward pass that compute gradients of weights; and all."""
     host_s: tuple[float, float]
     host_again_s: list[float]
     """Seconds the host needs to launch the backward pass, by variant."""
 
     @classmethod
-    def of(cls, layer: Layer, variants: tuple[str, ...], software: Software | None) -> _Passes:
+    def of(cls, layer: Layer, variants: tuple[str, ...], software: Software | None) -> LayerPasses:
+        """Find the operators and the host's seconds of a layer by recompute variant."""
+        layer = layer.family[0]  # members differ in sizes alone
         key = id(layer), variants, id(software)
         known = _PASSES.get(key)
         if known is None:  # the entry refers to the layer, so that its id is not reused
             called, own = layer.forward.products, layer.backward.products
-            again = tuple(_again(layer, mode) for mode in variants)
+            again = np.stack([*(_again(layer, mode) for mode in variants), called | True])
             late = np.array([name.endswith("-w") for name in layer.backward.names], dtype=bool)
             host = host_s(software, called), host_s(software, called[:0], own)
-            host_again = [host_s(software, called[some], own) for some in again]
-            known = layer, software, cls(again, late, host, host_again)
+            host_again = [host_s(software, called[some], own) for some in again[:-1]]
+            whole = np.logical_and.reduce(again[:-1], axis=1)
+            sums = np.stack([late, late | True])
+            known = layer, software, cls(again, whole, sums, host, host_again)
             _PASSES.put(key, known)
         return known[2]
 
 
-_PASSES: LruCache[tuple[object, ...], tuple[Layer, Software | None, _Passes]] = LruCache(4096)
-"""Latest `_Passes` by identity of the layer; every batch of chips looks them up again."""
+_PASSES: LruCache[tuple[object, ...], tuple[Layer, Software | None, LayerPasses]] = LruCache(4096)
+"""Latest `LayerPasses` by identity of the family of layers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -397,7 +404,7 @@ class FixedParts:
 
     def at(self, rows: Any) -> FixedParts:
         """Select some rows."""
-        return FixedParts(*(getattr(self, f.name)[rows] for f in fields(self)))
+        return FixedParts(*[own[rows] for own in vars(self).values()])
 
     @classmethod
     def of(cls, sizes: StrategySizes, costs: Costs, hbm_bytes_per_s: Array) -> FixedParts:
@@ -865,7 +872,7 @@ def least_work_s(sizes: tuple[StrategySizes, ...], cluster: Cluster, threads: in
                 [expert_wait_s(s.graph, k.kind, software) for k in s.graph.layers] for s in some
             ]
         counts = np.array([[layer.count for layer in s.graph.layers] for s in some])
-        totals = _summed(counts * (least_s[:, :, 0] + least_s[:, :, 1]))
+        totals = np.add.accumulate(counts * (least_s[:, :, 0] + least_s[:, :, 1]), axis=1)[:, -1]
         found.update(zip(some, totals.tolist(), strict=True))
     return np.array([found[s] for s in sizes])
 

@@ -19,8 +19,8 @@ from phaze_fast.caching import LruCache
 from phaze_fast.errors import InvalidTypeError
 from phaze_fast.tables import Array
 
-VERSION = b"layer-schedule-2"
-"""Version of the method; it changes whenever the meaning of a stored entry changes."""
+VERSION = b"layer-schedule-3"
+"""Version of the method; it changes whenever a stored entry would mean or be something else."""
 
 _DIGEST = 16
 

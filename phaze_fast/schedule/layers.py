@@ -147,16 +147,15 @@ class _Solved(NamedTuple):
     modes: Array
 
 
-def _arrays(layer: OpGraph) -> tuple[Array, Array, Array]:
+def graph_arrays(layer: OpGraph) -> tuple[Array, Array, Array]:
     """Types of operators, and where edges begin and end, as the kernel takes them."""
-    froms = np.repeat(np.arange(len(layer), dtype=np.int32), np.diff(layer.indptr))
-    return _TYPE_OF_UNIT[layer.ops["unit"]], froms, layer.indices.astype(np.int32)
+    return _TYPE_OF_UNIT[layer.ops["unit"]], *layer.edge_ends
 
 
 def _batch(problem: _Problem) -> Packed:
     """Pack one graph on many chips as a batch of layers."""
     chips, ops = problem.one.shape
-    types, froms, intos = _arrays(problem.layer)
+    types, froms, intos = graph_arrays(problem.layer)
     steps = np.arange(chips + 1, dtype=np.int64)
     return (
         steps * ops,
@@ -196,7 +195,7 @@ def _scheduled(
         return _looked_up(problem, limits, cache)
     enough = None if enough_s is None else np.ascontiguousarray(enough_s)
     makespan, bound, proved, nodes, status, start, mode = _core.schedule_on_chips(
-        _arrays(layer),
+        graph_arrays(layer),
         one.reshape(-1),
         every.reshape(-1),
         cores.reshape(-1),

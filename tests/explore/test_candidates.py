@@ -282,7 +282,7 @@ def test_what_fails_in_another_process_is_raised(monkeypatch, error):
             with pytest.raises(PhazeError, match="executor: worker died"):
                 table.bound_all()
             return
-        monkeypatch.setattr(SearchProblem, "work_s", work_s)
+        monkeypatch.setattr(SearchProblem, "works_s", work_s)
         monkeypatch.setitem(candidates._CHIPS_OF_A_TASK, work_s, 1)
         with pytest.raises(ValueError, match="no such chip"):
             table.bound_all()

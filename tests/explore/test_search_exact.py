@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,8 @@ from case_counts import some_or_many
 from search_cases import FRONTS, GIB, LARGE, Case, random_case, some_with_every_hbm, tpuv4_space
 
 import phaze_fast as pf
-from phaze_fast._core import OPERATOR_DTYPE
+from phaze_fast._core import OPERATOR_DTYPE, LayersOnChips
+from phaze_fast.cost.engine import CostTable
 from phaze_fast.explore import (
     ChipGroups,
     ExactEvaluator,
@@ -25,7 +25,7 @@ from phaze_fast.explore import (
     problems_of,
 )
 from phaze_fast.explore.best_first import BestFirstSearch, LimitedSearch
-from phaze_fast.explore.bounds import STEPS, _least_makespan, _longest_path, _most_at_once
+from phaze_fast.explore.bounds import STEPS, _LayerCosts, _LayerGraphs, _most_at_once
 from phaze_fast.explore.candidates import CandidateTable
 from phaze_fast.explore.objectives import _fewest_devices
 from phaze_fast.hardware import FlatFabric, chip_records, energy_table_of, presets
@@ -34,7 +34,7 @@ from phaze_fast.opgraph import OpGraph
 from phaze_fast.planning import Placed, PlanEvaluator
 from phaze_fast.planning.times import MAX_NODES, KindTimes
 from phaze_fast.runs.executors import Workers
-from phaze_fast.schedule.layers import _Limits, _Problem, _scheduled
+from phaze_fast.schedule.layers import _Limits, _Problem, _scheduled, graph_arrays
 from phaze_fast.software import software_names
 from phaze_fast.tables import non_dominated
 
@@ -53,6 +53,27 @@ def drawn_graph(rng, count, share):
     ops = np.zeros(count, dtype=OPERATOR_DTYPE)
     ops["unit"] = np.arange(count) % 2
     return OpGraph("drawn", ops, ("",) * count, begins, pairs[:, 1].astype(np.int32))
+
+
+def mapped_bound_s(graph, one_s, all_s, cores):
+    """The bound of a layer whose forward pass is the graph; one chip a row of seconds."""
+    chips, ops = one_s.shape
+    types, starts, ends = graph_arrays(graph)
+    zeros = np.zeros(ops, dtype=np.uint8)
+    graphs = _LayerGraphs(
+        kinds=1, variants=1, op_ptr=np.array([0, ops, ops]), types=types,
+        most_at_once=_most_at_once(graph.indptr.tobytes(), graph.indices.tobytes()),
+        edge_ptr=np.array([0, len(ends), len(ends)]), edge_from=starts, edge_to=ends,
+        in_order=np.array([graph.in_order, 0], dtype=np.uint8), again=zeros, late=zeros,
+        host_s=np.zeros(2), host_again_s=np.zeros(1), wait_s=np.zeros(2),
+    )  # fmt: skip
+    rows, columns = np.arange(chips), np.arange(ops)
+    table = CostTable(all_s, one_s, all_s, 0.0 * all_s, rows, columns)
+    priced = _LayerCosts(
+        (table,), zeros.astype(np.int32), columns, np.zeros(ops), np.tile(cores, chips),
+        *np.ones((3, chips)), *np.zeros((2, chips)),
+    )  # fmt: skip
+    return LayersOnChips(graphs, priced).map(rows, 1)["forward_s"][:, 0]
 
 
 def test_operators_that_run_at_once_are_counted_as_by_trying_all_sets():
@@ -78,12 +99,9 @@ def test_the_mapped_bound_is_at_most_the_schedule_and_counts_that_nothing_runs_b
         graph, cores = drawn_graph(rng, 6, 0.4), np.array([4, 4, 1], dtype=np.int32)
         all_s = rng.random((1, 6))
         one_s = all_s * rng.uniform(2.0, 4.0, (1, 6))
-        costs = SimpleNamespace(
-            one_core_s=lambda _, own=one_s: own, time_s=lambda _, own=all_s: own, cores=cores[None]
-        )
         problem = _Problem(graph, one_s, all_s, cores[None])
         exact_s = _scheduled(problem, _Limits(False, 10**6, np.inf, 1)).makespan
-        bound_s = _least_makespan(graph, costs, 0)
+        bound_s = mapped_bound_s(graph, one_s, all_s, cores)
         assert (bound_s <= exact_s).all(), seed
         met += int(bound_s[0] > 0.9 * exact_s[0])
     assert met > 20
@@ -103,11 +121,8 @@ def test_the_mapped_bound_by_hand(units, one_s, all_s, cores, edges, least_s):
     ops["unit"] = units
     begins = np.array([0] + [len(edges)] * len(units), dtype=np.int32)
     graph = OpGraph("drawn", ops, ("",) * len(units), begins, np.array(edges, dtype=np.int32))
-    costs = SimpleNamespace(
-        one_core_s=lambda _: np.array([one_s]), time_s=lambda _: np.array([all_s]),
-        cores=np.array([[*cores, 1]]),
-    )  # fmt: skip
-    (bound_s,) = _least_makespan(graph, costs, 0)
+    some = np.array([*cores, 1], dtype=np.int32)
+    (bound_s,) = mapped_bound_s(graph, np.array([one_s]), np.array([all_s]), some)
     assert bound_s == pytest.approx(least_s, rel=1e-11)
     assert bound_s <= least_s
     assert bound_s < least_s or units != (0, 1) or edges  # sums of shares are rounded down
@@ -638,7 +653,7 @@ def test_no_strategy_at_all() -> None:
 def test_the_longest_path_of_a_layer_is_that_of_its_operators():
     """A fast matrix unit leaves the path of dependent operators as the bound of a layer."""
     _, case = next(small_cases(40, 1))
-    evaluator = case.problem.evaluators[0]
+    evaluator, found = case.problem.evaluators[0], 0
     for layer in evaluator.sizes[0].graph.layers:
         graph = layer.backward
         seconds = np.random.default_rng(3).random((len(graph.names), 4))
@@ -650,7 +665,16 @@ def test_the_longest_path_of_a_layer_is_that_of_its_operators():
                 if i in graph.indices[graph.indptr[j] :][: np.diff(graph.indptr)[j]]
             ]
             ends[i] = seconds[i] + (ends[own].max(axis=0) if own else 0.0)
-        assert _longest_path(graph, seconds.T).tolist() == ends.max(axis=0, initial=0.0).tolist()
+        many = np.array([2**20, 2**20, 1], dtype=np.int32)  # work of a core type counts for little
+        bounds_s = mapped_bound_s(
+            graph, np.ascontiguousarray(seconds.T), np.full(seconds.T.shape, 1e9), many
+        )
+        most = _most_at_once(graph.indptr.tobytes(), graph.indices.tobytes())
+        shared_s = (seconds / most[:, None]).sum(axis=0)
+        expected = np.maximum(ends.max(axis=0), shared_s)
+        assert bounds_s == pytest.approx(expected, rel=1e-11)
+        found += int((ends.max(axis=0) > shared_s).sum())
+    assert found > 0
 
 
 def test_the_fewest_devices_of_a_strategy_are_those_of_its_smallest_layout():
@@ -670,8 +694,7 @@ def test_blocks_of_chips_change_no_answer(monkeypatch):
     space, step = some_with_every_hbm(8, 8), pf.Training(global_batch=4, micro_batch=1, tp=1)
     cluster, model = pf.Cluster(devices=2, fabric="tpuv4-pod"), "gpt2-small"
     whole = pf.evaluate_batch(model, space, cluster, step)
-    monkeypatch.setattr(per_chip, "_FIRST_BLOCK", 3)
-    monkeypatch.setattr(per_chip, "_BLOCK", 4)
+    monkeypatch.setattr(per_chip, "_AT_ONCE", 4)
     parts = pf.evaluate_batch(model, space, cluster, step)
     assert parts.time_s.tolist() == whole.time_s.tolist()
     assert np.isfinite(whole.time_s).any()

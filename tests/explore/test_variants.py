@@ -10,7 +10,6 @@ import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.explore import ChipGroups, Variant, problems_of, scaled_cluster
 from phaze_fast.explore.best_first import run_together
-from phaze_fast.explore.chip_groups import _contents
 from phaze_fast.hardware import EVERY_AREA, AreaLimit, Links
 from phaze_fast.robust import terms_mm2
 
@@ -142,7 +141,8 @@ def test_chips_have_one_number_if_they_differ_in_capacity_alone():
     for name in ("hbm_bytes", *rng.choice([n for n in names if n != "hbm_bytes"], 4, False)):
         chips[name] = rng.integers(1, 5, len(chips))
     rows = [tuple(chip[name] for name in names if name != "hbm_bytes") for chip in chips]
-    pairs = set(zip(rows, _contents(chips).tolist(), strict=True))
+    groups = ChipGroups.of_records(chips, np.ones(len(chips)), SPACE.spec.like)
+    pairs = set(zip(rows, groups.of_chip[:, 0].tolist(), strict=True))
     assert len(pairs) == len(set(rows)) == len({number for _, number in pairs}) > 100
 
 
@@ -190,9 +190,11 @@ def test_strategies_that_differ_in_fusion_alone_have_one_bound_of_their_work():
     assert len(set(kinds)) == 8 < len({(*kinds[s], sizes[s].fusion) for s in numbers})
     work = {kind: problem.work_s(kinds.index(kind), records).tolist() for kind in kinds}
     for s in numbers:
-        same = [t for t in numbers if problem.same_work(s, t)]
-        assert same == [t for t in numbers if kinds[t] == kinds[s]]
         assert problem.work_s(s, records).tolist() == work[kinds[s]]
+    for variant in range(len(problem.evaluators)):
+        own = [s for s in numbers if kinds[s][0] == variant]
+        together = problem.works_s(own, records).tolist()
+        assert together == [work[kinds[s]] for s in own]
 
 
 def test_an_explorer_evaluates_chips_with_their_own_links_and_formats(some, seconds):

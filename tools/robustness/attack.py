@@ -176,7 +176,7 @@ def _rooflines(problem, s, records, scheduled):
     timed, least = scheduled
     counts = np.array([layer.count for layer in evaluator.sizes[k].graph.layers], dtype=float)
     limits = np.full((len(records), len(evaluator.limits_bytes)), 1e300)
-    work_s, (work_j, static_w) = problem.work_s(s, records), problem.work_j(s, records).T
+    work_s, (work_j, static_w) = problem.work_s(s, records), problem.work_j(s, records)
     roofline_j = problem.step_energy_j(s, work_j, static_w, work_s)[0]
     least_j = np.maximum(roofline_j, problem.least_energy_j(s, least)[0])
     bound, exact = {}, {}

@@ -154,6 +154,12 @@ void energy_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& ba
                         std::span<const EnergyTable> energy, std::span<const double> count,
                         std::span<double> out, int threads);
 
+// sums[r * sets + s]: sum of the values of row r of the operators in set s, added one after
+// another; values[r * ops + o] is of operator o, and in_set[s * ops + o] whether it is in set s. So
+// a row's sums do not depend on other rows. The sizes must agree.
+void sums_of_sets(std::span<const double> values, std::span<const std::uint8_t> in_set,
+                  std::size_t ops, std::span<double> sums);
+
 // Graphs whose nodes are operators, in topological order. Nodes of graph g are node_ptr[g] up to
 // node_ptr[g + 1]; predecessors of node i are before[before_ptr[i]] up to before[before_ptr[i +
 // 1]], all of them below i and of the same graph.
@@ -163,12 +169,13 @@ struct PathBatch {
   std::span<const double> extra_s;   // per node: seconds on any chip in addition to its bound
   std::span<const std::int64_t> before_ptr;
   std::span<const std::int32_t> before;
-  std::span<const double> count;  // per graph: number of executions
+  std::span<const double> count;         // per graph: number of executions
+  std::span<const std::int32_t> sum_of;  // per graph: which sum it belongs to
 };
 
-// out[c]: sum over graphs of count times the longest path, each operator at its lower bound; NaN
-// for a bad chip or operator. The caller checks that sizes and positions agree. Chips with the same
-// rates are bounded once.
+// out[n * chips + c]: sum n over its graphs of count times the longest path, each operator at its
+// lower bound; NaN for a bad chip or operator. The caller checks that sizes and positions agree.
+// Chips with the same rates are bounded once.
 void path_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch,
                       const PathBatch& paths, std::span<double> out, int threads);
 

@@ -427,13 +427,15 @@ class PlanSpace {
   // Checks that cuts and variants are a valid partition for this layout.
   PlanStatus check_partition(std::size_t layout, const Partition& partition) const;
 
-  // Calls `put` with layout first + k and the estimate of its even partition with variants[k], for
-  // every k; -1: each stage with its fastest that fits, -2: no estimate. `times` returns the times
-  // of a strategy; `free` has such a function for each level, or is empty: no parts. A layout
-  // without an even partition gets a status and NaN as time.
+  // Estimates many plans: number k is the even partition of layouts[k] with variants[k]; -1: each
+  // stage with its fastest that fits. Calls `put` with the numbers of plans and their estimates,
+  // once for each run of plans of one shape (strategy, schedule, stages, chunks, micro-batches),
+  // which share most of the work. `times` returns the times of a strategy; `free` has such a
+  // function for each level, or is empty: no parts. A layout without an even partition gets a
+  // status and NaN as time.
   using TimesOf = std::function<KindTimes(std::size_t)>;
-  using Put = std::function<void(std::size_t, const PlanEstimate&)>;
-  void estimate_even(std::size_t first, std::span<const std::int32_t> variants,
+  using Put = std::function<void(std::span<const std::size_t>, std::span<const PlanEstimate>)>;
+  void estimate_even(std::span<const std::int64_t> layouts, std::span<const std::int32_t> variants,
                      const TimesOf& times, std::span<const TimesOf> free, double usable_bytes,
                      const Put& put) const;
 
@@ -461,6 +463,10 @@ class PlanSpace {
   // best_of_strategy() for every memory limit, each with its own time limit (minus infinity: skip).
   void best_of_memory_limits(std::int32_t strategy, const KindTimes& times, const KindTimes& least,
                              std::span<const double> below_s, std::span<PlacedPlan> plans) const;
+
+  // Whether a plan comes before another one: the faster, ties to the least memory, then to the
+  // fewest devices, then to the smaller widths, then to the layout listed first.
+  bool before(const PlacedPlan& a, const PlacedPlan& b) const;
 
   // The fastest `top` plans over several strategies on one chip, distinct apart from rank order;
   // fastest first. None takes more than `below_s`.

@@ -517,7 +517,8 @@ void path_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batc
   const std::vector<Status> state = checked(ops);
   const AlikeChips alike(batch, Cores::kAll, roofline_rates);
   const std::vector<std::size_t>& first = alike.first;
-  std::vector<double> bounds(first.size());
+  const std::size_t sums = batch.chips.empty() ? 0 : out.size() / batch.chips.size();
+  std::vector<double> bounds(first.size() * sums, 0.0);
   constexpr std::size_t kChips = 256;
   parallel_for(first.size(), threads, kChips, [&](std::size_t begin, std::size_t end) {
     std::vector<double> bound_s(ops.size(), kNan);
@@ -529,7 +530,7 @@ void path_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batc
       for (std::size_t o = 0; o < ops.size(); ++o) {
         if (state[o] == Status::kOk) bound_s[o] = bound_on(ops[o], machine, vector);
       }
-      double sum = 0.0;
+      double* const sum = &bounds[d * sums];
       for (std::size_t g = 0; g + 1 < paths.node_ptr.size(); ++g) {
         double longest = 0.0;
         for (auto i = static_cast<std::size_t>(paths.node_ptr[g]);
@@ -543,13 +544,36 @@ void path_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batc
           // A NaN bound stays NaN.
           if (!(finish_s[i] <= longest)) longest = finish_s[i];
         }
-        sum += paths.count[g] * longest;
+        sum[paths.sum_of[g]] += paths.count[g] * longest;
       }
-      bounds[d] = sum;
     }
   });
-  for (std::size_t c = 0; c < out.size(); ++c) {
-    out[c] = alike.same[c] == kNone ? kNan : bounds[alike.same[c]];
+  for (std::size_t c = 0; c < batch.chips.size(); ++c) {
+    for (std::size_t n = 0; n < sums; ++n) {
+      const bool known = alike.same[c] != kNone;
+      out[n * batch.chips.size() + c] = known ? bounds[alike.same[c] * sums + n] : kNan;
+    }
+  }
+}
+
+void sums_of_sets(std::span<const double> values, std::span<const std::uint8_t> in_set,
+                  std::size_t ops, std::span<double> sums) {
+  if (ops == 0) {
+    std::fill(sums.begin(), sums.end(), 0.0);
+    return;
+  }
+  const std::size_t rows = values.size() / ops, sets = in_set.size() / ops;
+  std::vector<std::size_t> members;
+  for (std::size_t s = 0; s < sets; ++s) {
+    members.clear();
+    for (std::size_t o = 0; o < ops; ++o) {
+      if (in_set[s * ops + o] != 0) members.push_back(o);
+    }
+    for (std::size_t r = 0; r < rows; ++r) {
+      double sum = 0.0;
+      for (const std::size_t o : members) sum += values[r * ops + o];
+      sums[r * sets + s] = sum;
+    }
   }
 }
 

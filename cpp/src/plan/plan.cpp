@@ -1,6 +1,8 @@
 // The public functions of the plan kernel.
 #include "phaze/plan.hpp"
 
+#include <algorithm>
+
 #include "base/numbers.hpp"
 #include "plan/plan_estimate.hpp"
 #include "plan/plan_solver.hpp"
@@ -80,55 +82,108 @@ PlanStatus PlanSpace::check_partition(std::size_t layout, const Partition& parti
   return PlanStatus::kOk;
 }
 
-void PlanSpace::estimate_even(std::size_t first, std::span<const std::int32_t> variants,
-                              const TimesOf& times, std::span<const TimesOf> free,
-                              double usable_bytes, const Put& put) const {
-  PlanSolver solver;
-  PlanEstimator estimator;
-  Partition partition;
-  Partition next;
-  std::vector<std::size_t> group;  // plans of one strategy, shape and partition
+namespace {
+
+// Plans of one shape, which are estimated together.
+class EvenGroup {
+ public:
+  explicit EvenGroup(const PlanSpaceImpl& space) : space_(space) {}
+
+  bool takes(const LayoutRecord& layout) const noexcept {
+    return numbers_.empty() || same_shape(layout, space_.layouts[layouts_[0]].record);
+  }
+  PlanStatus add(std::size_t number, std::size_t layout, std::int32_t variant,
+                 const KindTimes& times, double usable_bytes) {
+    std::size_t partition = 0;
+    const PlanStatus status = find(layout, variant, times, usable_bytes, &partition);
+    if (status != PlanStatus::kOk) return status;
+    std::size_t own = layouts_.size();
+    while (own > 0 && layouts_[own - 1] != layout) --own;
+    if (own == 0) layouts_.push_back(layout);
+    plans_.push_back({own == 0 ? layouts_.size() - 1 : own - 1, partition});
+    numbers_.push_back(number);
+    return PlanStatus::kOk;
+  }
+  void estimate(const KindTimes& times, std::span<const KindTimes> free, double usable_bytes,
+                const PlanSpace::Put& put) {
+    if (numbers_.empty()) return;
+    solver_.lay(space_, layouts_[0]);
+    const std::span<const Partition> partitions(partitions_.data(), variants_.size());
+    put(numbers_,
+        estimator_.estimate({solver_.on(), layouts_, partitions, plans_, times, free, usable_bytes},
+                            solver_.step().player()));
+    numbers_.clear();
+    layouts_.clear();
+    plans_.clear();
+    variants_.clear();
+  }
+
+ private:
+  // The number of a plan's partition, which is added if it is new.
+  PlanStatus find(std::size_t layout, std::int32_t variant, const KindTimes& times,
+                  double usable_bytes, std::size_t* partition) {
+    *partition = variants_.size();
+    if (variant >= 0) {
+      const auto known = std::find(variants_.begin(), variants_.end(), variant);
+      *partition = static_cast<std::size_t>(known - variants_.begin());
+      if (known != variants_.end()) return PlanStatus::kOk;
+    }
+    if (partitions_.size() == variants_.size()) partitions_.emplace_back();
+    Partition& own = partitions_[variants_.size()];
+    PlanStatus status = PlanStatus::kOk;
+    if (variant >= 0 && !variants_.empty()) {
+      own.cuts = partitions_[0].cuts;
+      status = use_variant(space_, space_.layouts[layout].record, variant, &own);
+    } else {
+      status = solver_.even(space_, layout, times, variant, usable_bytes, &own);
+    }
+    if (status != PlanStatus::kOk) return status;
+    if (variant < 0) {
+      const auto same = [&](const Partition& other) { return other.variants == own.variants; };
+      *partition = static_cast<std::size_t>(
+          std::find_if(partitions_.begin(), partitions_.end(), same) - partitions_.begin());
+    }
+    if (*partition == variants_.size()) variants_.push_back(variant);
+    return PlanStatus::kOk;
+  }
+
+  const PlanSpaceImpl& space_;
+  PlanSolver solver_;
+  PlanEstimator estimator_;
+  std::vector<std::size_t> numbers_;    // of the plans
+  std::vector<std::size_t> layouts_;    // distinct
+  std::vector<std::int32_t> variants_;  // of each partition, as given
+  std::vector<Partition> partitions_;   // distinct; those after the last variant are scratch
+  std::vector<PlanEstimator::Plan> plans_;
+};
+
+}  // namespace
+
+void PlanSpace::estimate_even(std::span<const std::int64_t> layouts,
+                              std::span<const std::int32_t> variants, const TimesOf& times,
+                              std::span<const TimesOf> free, double usable_bytes,
+                              const Put& put) const {
+  EvenGroup group(*impl_);
   KindTimes own{};
   std::vector<KindTimes> freed(free.size());
-  const auto estimate_group = [&] {
-    if (group.empty()) return;
-    solver.lay(*impl_, group.front());
-    const auto found = estimator.estimate({solver.on(), group, partition, own, freed, usable_bytes},
-                                          solver.step().player());
-    for (std::size_t k = 0; k < group.size(); ++k) put(group[k], found[k]);
-    group.clear();
-  };
   std::int32_t strategy = -1;
-  std::int32_t variant = -1;
-  for (std::size_t k = 0; k < variants.size(); ++k) {
-    if (variants[k] < -1) continue;
-    const LayoutRecord& l = impl_->layouts[first + k].record;
-    const bool same = !group.empty() && variants[k] == variant &&
-                      same_shape(l, impl_->layouts[group.front()].record);
-    if (same && variant >= 0) {
-      group.push_back(first + k);
-      continue;
-    }
+  for (std::size_t k = 0; k < layouts.size(); ++k) {
+    const std::size_t layout = at(layouts[k]);
+    const LayoutRecord& l = impl_->layouts[layout].record;
+    if (!group.takes(l)) group.estimate(own, freed, usable_bytes, put);
     if (l.strategy != strategy) {
-      estimate_group();
       strategy = l.strategy;
       own = times(at(strategy));
       for (std::size_t n = 0; n < free.size(); ++n) freed[n] = free[n](at(strategy));
     }
-    const PlanStatus status = solver.even(*impl_, first + k, own, variants[k], usable_bytes, &next);
-    if (status != PlanStatus::kOk) {
-      PlanEstimate found{};
-      found.time_s = kNan;
-      found.status = static_cast<std::int32_t>(status);
-      put(first + k, found);
-      continue;
-    }
-    if (!same || next.variants != partition.variants) estimate_group();
-    if (group.empty()) std::swap(partition, next);
-    group.push_back(first + k);
-    variant = variants[k];
+    const PlanStatus status = group.add(k, layout, variants[k], own, usable_bytes);
+    if (status == PlanStatus::kOk) continue;
+    PlanEstimate none{};
+    none.time_s = kNan;
+    none.status = static_cast<std::int32_t>(status);
+    put({&k, 1}, {&none, 1});
   }
-  estimate_group();
+  group.estimate(own, freed, usable_bytes, put);
 }
 
 PlanEstimate PlanSpace::estimate(std::size_t layout, const Partition& partition,
@@ -137,8 +192,10 @@ PlanEstimate PlanSpace::estimate(std::size_t layout, const Partition& partition,
   PlanSolver solver;
   solver.lay(*impl_, layout);
   PlanEstimator estimator;
-  return estimator.estimate({solver.on(), {&layout, 1}, partition, times, free, usable_bytes},
-                            solver.step().player(), stages)[0];
+  const PlanEstimator::Plan plan{0, 0};
+  return estimator.estimate(
+      {solver.on(), {&layout, 1}, {&partition, 1}, {&plan, 1}, times, free, usable_bytes},
+      solver.step().player(), stages)[0];
 }
 
 PlacedPlan PlanSpace::best_of_layout(std::size_t layout, const KindTimes& times,
@@ -172,6 +229,10 @@ void PlanSpace::best_of_memory_limits(std::int32_t strategy, const KindTimes& ti
     }
     if (plans[c].time_s < kInfinite) larger_limit = &plans[c];
   }
+}
+
+bool PlanSpace::before(const PlacedPlan& a, const PlacedPlan& b) const {
+  return comes_before(*impl_, a, b);
 }
 
 std::vector<PlacedPlan> PlanSpace::top_plans(std::span<const KindTimes> times,

@@ -393,7 +393,7 @@ class InterleavedStages {
                     const StageCapacities& capacities, const StepTotals& t,
                     const Held& held) noexcept
       : layout_(layout.record),
-        message_s_(space.layout_costs[at(layout.costs)].message_s),
+        message_s_(layout.message_s),
         capacities_(capacities),
         totals_(t),
         held_(held),
@@ -501,9 +501,9 @@ LayoutBound PlanSpaceImpl::bound_of(const PricedLayout& layout) const {
     b.early = many || l.pp == 1 ? 0.0 : p - m + 1.0;
   }
   if (static_cast<int>(schedule_of(l)) < static_cast<int>(PipelineSchedule::kZeroBubbleH1)) {
-    for (int k = 1; k < l.pp; ++k) b.sends_s += 2.0 * costs.message_s[at(k)];
+    for (int k = 1; k < l.pp; ++k) b.sends_s += 2.0 * layout.message_s[at(k)];
     if (b.chunk > 0.0) {
-      const double around_s = l.pp == 2 ? costs.message_s[1] : layout.wrap_s;
+      const double around_s = l.pp == 2 ? layout.message_s[1] : layout.wrap_s;
       b.sends_s = l.vpp * b.sends_s + 2.0 * (l.vpp - 1.0) * around_s;
     }
   }
@@ -536,8 +536,7 @@ StageCapacities PlanSpaceImpl::capacities_of(const PricedLayout& layout,
                                              const BlockCapacity& capacity, InnerStages* inner) {
   const LayoutRecord& l = layout.record;
   const bool shared = schedule_of(l) == PipelineSchedule::kOneForwardOneBackward && l.pp > 1;
-  const std::size_t count =
-      shared ? layout_costs[at(layout.costs)].message_s.size() : static_cast<std::size_t>(l.pp);
+  const std::size_t count = at(shared ? layout_costs[at(layout.costs)].most_stages : l.pp);
   constexpr std::size_t kMany = std::size_t{1} << 16;  // values that are allocated at once
   auto& chunks = bounds.stage_values;
   if (chunks.empty() || chunks.back().capacity() - chunks.back().size() < 5 * count) {

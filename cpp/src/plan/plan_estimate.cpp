@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <limits>
 
 #include "base/lanes.hpp"
 #include "base/numbers.hpp"
@@ -12,6 +14,7 @@ namespace {
 
 constexpr std::size_t kBlock = 8;  // columns that are summed together
 constexpr std::size_t kSteps = 4;  // steps that are simulated together
+constexpr std::size_t kNotPlayed = std::numeric_limits<std::size_t>::max();
 
 // Zero for a difference of times that is negative by rounding alone.
 double without_rounding(double part_s, double whole_s) noexcept {
@@ -36,6 +39,7 @@ void reserve(std::vector<double>* numbers, std::size_t count) {
 
 std::span<const PlanEstimate> PlanEstimator::estimate(const Group& group, PipelinePlayer* player,
                                                       std::vector<StageEstimate>* stages) {
+  const bool by_part = !group.free.empty();
   start(group);
   list_variants();
   list_rows();
@@ -43,31 +47,36 @@ std::span<const PlanEstimate> PlanEstimator::estimate(const Group& group, Pipeli
   fill_columns();
   sum_columns();
   add_stages();
+  list_played(by_part);
   find_loads();
   simulate(player);
   find_before();
+  for (Row& row : rows_) row.longest_tail_s = longest_tail_s(row);
   sum_bytes();
+  share_stages();
   find_stage_bytes();
   sum_states();
   find_totals();
   find_moved();
-  if (stages != nullptr) stages->clear();
-  for (Sizes& own : sizes_) find_sizes(&own, &own == sizes_.data() ? stages : nullptr);
-  if (!group.free.empty()) {
+  for (Row& row : rows_) find_joules(&row);
+  find_fullest(stages);
+  if (by_part) {
     find_tails();
-    find_work();
+    for (std::size_t p = 0; p < shared_.size(); ++p) find_work(p);
   }
-  found_.resize(rows_.size());
-  for (std::size_t r = 0; r < rows_.size(); ++r) {
-    const Row& row = rows_[r];
-    PlanEstimate& found = found_[r];
-    found = sizes_[row.sizes].fullest;
-    found.max_load_s = max_load_s_[row.step];
-    found.time_s = step_s_[row.step] + longest_tail_s(row) + row.layout->exchange_s;
-    found.energy_j = energy_j(row, found.time_s);
+  found_.resize(plans_.size());
+  for (std::size_t n = 0; n < plans_.size(); ++n) {
+    const Plan& plan = plans_[n];
+    const Row& row = rows_[plan.layout];
+    const std::size_t played = played_at_[plan.partition * steps_.size() + row.step];
+    PlanEstimate& found = found_[n];
+    found = fullest_[plan.partition * sizes_.size() + row.sizes];
+    found.max_load_s = max_load_s_[played];
+    found.time_s = step_s_[played] + row.longest_tail_s + row.layout->exchange_s;
+    found.energy_j = energy_j(plan, found.time_s);
     const bool over = found.memory_bytes > group.usable_bytes * kFits;
     found.status = static_cast<std::int32_t>(over ? PlanStatus::kOverMemory : PlanStatus::kOk);
-    if (!group.free.empty()) found.parts = parts(row, found.time_s);
+    if (by_part) found.parts = parts(plan, found.time_s);
   }
   return found_;
 }
@@ -76,7 +85,10 @@ void PlanEstimator::start(const Group& group) {
   on_ = &group.on;
   space_ = group.on.space;
   layouts_ = group.layouts;
-  partition_ = &group.partition;
+  plans_ = group.plans;
+  cuts_ = group.partitions[0].cuts;
+  shared_.clear();
+  for (const Partition& own : group.partitions) shared_.push_back({own.variants, 0, 0, 0, 0});
   times_ = group.times;
   stages_ = shape().pp;
   chunks_ = shape().vpp;
@@ -90,23 +102,25 @@ void PlanEstimator::start(const Group& group) {
 
 void PlanEstimator::list_variants() {
   variants_.clear();
-  positions_.assign(partition_->cuts.begin(), partition_->cuts.end());
+  positions_.assign(cuts_.begin(), cuts_.end());
   std::int32_t last = -1;
   const auto use = [&](std::int32_t v) {
     if (std::find(variants_.begin(), variants_.end(), v) != variants_.end()) return;
     variant_at_[at(v)] = variants_.size();
     variants_.push_back(v);
   };
-  for (int k = 0; k < stages_; ++k) {
-    const std::int32_t code = partition_->variants[at(k)];
-    const StageRecompute recompute = StageRecompute::of(code);
-    if (code != last) {
-      use(recompute.rest);
-      if (recompute.count > 0) use(recompute.more);
-      last = code;
+  for (const Shared& own : shared_) {
+    for (int k = 0; k < stages_; ++k) {
+      const std::int32_t code = own.variants[at(k)];
+      const StageRecompute recompute = StageRecompute::of(code);
+      if (code != last) {
+        use(recompute.rest);
+        if (recompute.count > 0) use(recompute.more);
+        last = code;
+      }
+      if (recompute.count == 0) continue;
+      for_chunks(k, [&](int, int i, int j) { positions_.push_back(border_of(recompute, i, j)); });
     }
-    if (recompute.count == 0) continue;
-    for_chunks(k, [&](int, int i, int j) { positions_.push_back(border_of(recompute, i, j)); });
   }
   std::sort(positions_.begin(), positions_.end());
   positions_.erase(std::unique(positions_.begin(), positions_.end()), positions_.end());
@@ -133,19 +147,19 @@ void PlanEstimator::list_rows() {
   for (const std::size_t number : layouts_) {
     const PricedLayout& layout = space_->layouts[number];
     const LayoutCosts& costs = space_->layout_costs[at(layout.costs)];
-    Row row{&layout, &costs, 0, 0, 0, columns_, columns_ + 1};
+    Row row{&layout, &costs, 0, 0, 0, columns_, columns_ + 1, 0.0, 0.0, 0.0};
     columns_ += 2;
     const LayoutRecord& l = layout.record;
     const std::array<std::int64_t, 3> of{l.dp, sharing_replicas(l), l.zero};
     const auto same =
         std::find_if(sizes_.begin(), sizes_.end(), [&](const Sizes& own) { return own.of == of; });
     row.sizes = static_cast<std::size_t>(same - sizes_.begin());
-    if (same == sizes_.end()) sizes_.push_back({of, &layout, columns_++, {}, 0.0});
+    if (same == sizes_.end()) sizes_.push_back({of, &layout, columns_++, 0.0});
     const auto same_messages = [&](const Row& other) {
       return other.layout->wrap_s == layout.wrap_s &&
-             (other.costs->message_s.data() == costs.message_s.data() ||
-              std::equal(costs.message_s.begin(), costs.message_s.begin() + stages_,
-                         other.costs->message_s.begin()));
+             (other.layout->message_s.data() == layout.message_s.data() ||
+              std::equal(layout.message_s.begin(), layout.message_s.end(),
+                         other.layout->message_s.begin()));
     };
     const auto like = std::find_if(rows_.begin(), rows_.end(), same_messages);
     row.plain_step = like != rows_.end() ? like->plain_step : add_step(plain_, &layout);
@@ -277,13 +291,13 @@ void PlanEstimator::add_stages() {
   if (chunks_ == 1) of_stage_.swap(of_chunk_);
 }
 
-double PlanEstimator::backward_s(std::size_t column, int stage, int chunk) const noexcept {
-  const StageRecompute r = StageRecompute::of(partition_->variants[at(stage)]);
+double PlanEstimator::backward_s(std::size_t column, StageRecompute r, int stage,
+                                 int chunk) const noexcept {
   const std::size_t rest = column + variant_at_[at(r.rest)];
   if (r.count == 0) return chunk_sums(stage, chunk)[rest];
   const std::size_t place = place_of(stage, chunk);
-  const int i = partition_->cuts[place];
-  const int j = partition_->cuts[place + 1];
+  const int i = cuts_[place];
+  const int j = cuts_[place + 1];
   const auto sum = [&](std::size_t of, int position) {
     return sums_[position_at_[at(position)] * columns_ + of];
   };
@@ -294,10 +308,32 @@ double PlanEstimator::backward_s(std::size_t column, int stage, int chunk) const
 
 // ---- steps ----
 
+// The place among the simulated steps of a step of a partition, which is added if it is new.
+std::size_t PlanEstimator::play(std::size_t partition, std::size_t step) {
+  std::size_t& own = played_at_[partition * steps_.size() + step];
+  if (own == kNotPlayed) {
+    own = played_.size();
+    played_.push_back({partition, step});
+  }
+  return own;
+}
+
+void PlanEstimator::list_played(bool by_part) {
+  played_.clear();
+  played_at_.assign(shared_.size() * steps_.size(), kNotPlayed);
+  for (const Plan& plan : plans_) {
+    play(plan.partition, rows_[plan.layout].step);
+    if (by_part) play(plan.partition, rows_[plan.layout].plain_step);
+  }
+  for (std::size_t p = 0; p < shared_.size(); ++p) {
+    for (const Level& level : levels_) play(p, level.step);
+  }
+  const std::size_t count = played_.size();
+  width_ = count == 1 ? 1 : (count + kSteps - 1) / kSteps * kSteps;
+}
+
 // Fills the seconds of all passes and the loads of stages in every step, and the largest load.
 void PlanEstimator::find_loads() {
-  const std::size_t steps = steps_.size();
-  width_ = steps == 1 ? 1 : (steps + kSteps - 1) / kSteps * kSteps;
   const std::size_t cells = at(stages_) * at(chunks_) * width_;
   forward_s_.resize(cells);
   backward_s_.resize(cells);
@@ -307,9 +343,15 @@ void PlanEstimator::find_loads() {
   for (int k = 0; k < stages_; ++k) {
     double* const load_s = &loads_s_[at(k) * width_];
     std::fill_n(load_s, width_, 0.0);
+    find_recomputes(k);
     for_chunks(k, [&](int c, int i, int j) { find_passes(k, c, i, j, load_s); });
     for (std::size_t s = 0; s < width_; ++s) max_load_s_[s] = std::max(max_load_s_[s], load_s[s]);
   }
+}
+
+void PlanEstimator::find_recomputes(int stage) {
+  recomputes_.clear();
+  for (std::size_t p = 0; p < shared_.size(); ++p) recomputes_.push_back(recompute_of(p, stage));
 }
 
 // Fills the passes of a chunk, layers i..j, in all steps, and adds them to the stage's loads. The
@@ -320,13 +362,13 @@ void PlanEstimator::find_passes(int stage, int chunk, int i, int j, double* load
   const double enters = space_->enters(i, j);
   const double leaves = space_->leaves(i, j);
   const double share = rounds_of(shape()) / static_cast<double>(shape().micro_batches);
-  const StageRecompute r = StageRecompute::of(partition_->variants[at(stage)]);
-  const std::size_t rest = variant_at_[at(r.rest)];
   for (std::size_t s = 0; s < width_; ++s) {
-    const Step& step = steps_[s < steps_.size() ? s : 0];
+    const Played& played = played_[s < played_.size() ? s : 0];
+    const Step& step = steps_[played.step];
     const double forward_s = sums[step.passes.forward];
-    const double back_s = r.count == 0 ? sums[step.passes.backward + rest]
-                                       : backward_s(step.passes.backward, stage, chunk);
+    const StageRecompute r = recomputes_[played.partition];
+    const double back_s = r.count == 0 ? sums[step.passes.backward + variant_at_[at(r.rest)]]
+                                       : backward_s(step.passes.backward, r, stage, chunk);
     const bool sends = step.layout != nullptr;
     const double enter_s = sends ? enters * on_->enter_s(*step.layout, own) : 0.0;
     const double leave_s = sends ? leaves * on_->leave_s(*step.layout, own) : 0.0;
@@ -409,30 +451,33 @@ void PlanEstimator::find_tails() {
 }
 
 // The mean and the largest work of a stage on a micro-batch in the last level.
-void PlanEstimator::find_work() {
+void PlanEstimator::find_work(std::size_t partition) {
   const Passes& passes = levels_.empty() ? plain_ : steps_[levels_.back().step].passes;
-  mean_s_ = again_s_ = most_s_ = 0.0;
+  Shared& shared = shared_[partition];
   for (int k = 0; k < stages_; ++k) {
+    const StageRecompute r = recompute_of(partition, k);
     double load_s = 0.0;
     for (int c = 0; c < chunks_; ++c) {
       const double* const own = chunk_sums(k, c);
-      const double back_s = backward_s(passes.backward, k, c);
+      const double back_s = backward_s(passes.backward, r, k, c);
       load_s += own[passes.forward] + back_s;
-      again_s_ += std::max(0.0, back_s - own[passes.plain]) / stages_;
+      shared.again_s += std::max(0.0, back_s - own[passes.plain]) / stages_;
     }
-    mean_s_ += load_s / stages_;
-    most_s_ = std::max(most_s_, load_s);
+    shared.mean_s += load_s / stages_;
+    shared.most_s = std::max(shared.most_s, load_s);
   }
 }
 
 // The parts of the step time: the cost of each kind of communication, and of the host, is the
 // decrease of the step time to the level that makes it free. In the last level only the devices'
 // own work takes time.
-PlanParts PlanEstimator::parts(const Row& row, double time_s) const {
+PlanParts PlanEstimator::parts(const Plan& plan, double time_s) const {
+  const Row& row = rows_[plan.layout];
+  const Shared& shared = shared_[plan.partition];
   PlanParts found{};
   const double* const tails_s = &tails_s_[row.sizes * (levels_.size() + 1)];
   double before_s = time_s;
-  double step_s = step_s_[row.plain_step];
+  double step_s = played_s(plan.partition, row.plain_step);
   double tail_s = tails_s[0];
   const auto exposed = [&] {
     const double lost_s = without_rounding(before_s - (step_s + tail_s), time_s);
@@ -444,15 +489,15 @@ PlanParts PlanEstimator::parts(const Row& row, double time_s) const {
                                           &found.context_comm_s, &found.tensor_comm_s,
                                           &found.host_s};
   for (std::size_t n = 0; n < levels_.size(); ++n) {
-    step_s = step_s_[levels_[n].step];
+    step_s = played_s(plan.partition, levels_[n].step);
     tail_s = tails_s[n + 1];
     *parts[levels_[n].part] = exposed();
   }
   const double m = rounds_of(shape());
-  found.compute_s = m * (mean_s_ - again_s_);
-  found.recompute_s = m * again_s_;
-  found.imbalance_s = without_rounding(m * (most_s_ - mean_s_), step_s);
-  found.bubble_s = without_rounding(step_s - m * most_s_, step_s);
+  found.compute_s = m * (shared.mean_s - shared.again_s);
+  found.recompute_s = m * shared.again_s;
+  found.imbalance_s = without_rounding(m * (shared.most_s - shared.mean_s), step_s);
+  found.bubble_s = without_rounding(step_s - m * shared.most_s, step_s);
   found.optimizer_s = tail_s;
   return found;
 }
@@ -480,17 +525,42 @@ void PlanEstimator::sum_bytes() {
   }
 }
 
-void PlanEstimator::find_stage_bytes() {
-  stage_bytes_.clear();
-  kinds_in_.clear();
-  for (int k = 0; k < stages_; ++k) stage_bytes_.push_back(stage_bytes(k));
+void PlanEstimator::share_stages() {
+  stages_shared_.clear();
+  runs_.clear();
+  for (int k = 0; k < stages_; ++k) stages_shared_.push_back(share_stage(k));
 }
 
-PlanEstimator::StageBytes PlanEstimator::stage_bytes(int stage) {
+PlanEstimator::StageShare PlanEstimator::share_stage(int stage) {
   const LayoutRecord& l = shape();
-  const StageRecompute r = StageRecompute::of(partition_->variants[at(stage)]);
-  StageBytes own{r, 0.0, 0.0, 0.0, 0.0, 0.0, 0, kinds_in_.size(), 0, 0};
+  StageShare own{0.0, 0.0, 0, runs_.size(), 0, 0};
   own.in_flight = micro_batches_in_flight(schedule_of(l), l.pp, stage, l.micro_batches, l.vpp);
+  const int blocks_end = std::min(space_->last_block, space_->layers - (l.pp > 1));
+  for_chunks(stage, [&](int, int i, int j) {
+    for (int n = i, until = i; n < j; n = until) {
+      const bool last = n == space_->layers - 1;
+      until = last ? j : std::min({j, space_->same_kind_until[at(n)], space_->layers - 1});
+      runs_.push_back({space_->kind_at(n, l.pp), n, until});
+    }
+    own.once += once_[at(j)] - once_[at(i)];
+    const bool alike = space_->equal_blocks && i >= space_->first_block && j <= blocks_end;
+    own.blocks = alike && own.blocks >= 0 ? own.blocks + (j - i) : -1;
+  });
+  own.runs = runs_.size() - own.runs_at;
+  return own;
+}
+
+void PlanEstimator::find_stage_bytes() {
+  stage_bytes_.clear();
+  for (std::size_t p = 0; p < shared_.size(); ++p) {
+    for (int k = 0; k < stages_; ++k) stage_bytes_.push_back(stage_bytes(p, k));
+  }
+}
+
+PlanEstimator::StageBytes PlanEstimator::stage_bytes(std::size_t partition, int stage) {
+  const StageRecompute r = recompute_of(partition, stage);
+  const StageShare& shared = stages_shared_[at(stage)];
+  StageBytes own{r, 0.0, 0.0, 0.0};
   const auto stash = [&](int v, int i, int j) {
     const double* const sums = &stash_[at(v) * once_.size()];
     return sums[j] - sums[i];
@@ -498,31 +568,23 @@ PlanEstimator::StageBytes PlanEstimator::stage_bytes(int stage) {
   const auto both = [&](int i, int border, int j) {
     return stash(r.more, i, border) + stash(r.rest, border, j);
   };
-  const int blocks_end = std::min(space_->last_block, space_->layers - (l.pp > 1));
   by_chunk_.clear();
   std::size_t lowest = at(space_->layers);
+  std::size_t run = shared.runs_at;
   for_chunks(stage, [&](int c, int i, int j) {
     const int border = border_of(r, i, j);
-    for (int n = i, until = i; n < j; n = until) {
-      const bool last = n == space_->layers - 1;
-      const int kind = space_->kind_at(n, l.pp);
-      until = last ? j : std::min({j, space_->same_kind_until[at(n)], space_->layers - 1});
-      if (kinds_in_.size() == own.kinds_at || kinds_in_.back() != kind) kinds_in_.push_back(kind);
-      const double* const live = space_->size_of(l.strategy, kind).live_bytes;
-      if (n < border) own.live = std::max(own.live, live[r.more]);
-      if (until > border) own.live = std::max(own.live, live[r.rest]);
+    for (; run < shared.runs_at + shared.runs && runs_[run].i >= i && runs_[run].j <= j; ++run) {
+      const double* const live = space_->size_of(shape().strategy, runs_[run].kind).live_bytes;
+      if (runs_[run].i < border) own.live = std::max(own.live, live[r.more]);
+      if (runs_[run].j > border) own.live = std::max(own.live, live[r.rest]);
     }
-    own.once += once_[at(j)] - once_[at(i)];
     by_chunk_.push_back(both(i, border, j));
-    const bool alike = space_->equal_blocks && i >= space_->first_block && j <= blocks_end;
-    own.blocks = alike && own.blocks >= 0 ? own.blocks + (j - i) : -1;
     if (place_of(stage, c) >= lowest) return;
     lowest = place_of(stage, c);
     const int first = std::min(std::max(i, space_->first_block) + 1, j);
     own.first_stash = both(i, std::min(border, first), first);
   });
-  own.stash = on_->stash_bytes(by_chunk_, stage, own.in_flight);
-  own.kinds = kinds_in_.size() - own.kinds_at;
+  own.stash = on_->stash_bytes(by_chunk_, stage, shared.in_flight);
   return own;
 }
 
@@ -541,9 +603,9 @@ void PlanEstimator::sum_states() {
     std::fill(own, &state_by_kind_[k * state_width_] + state_width_, 0.0);
   }
   reserve(&states_, at(stages_) * state_width_);
-  const StageBytes* last = nullptr;
+  const StageShare* last = nullptr;
   for (int k = 0; k < stages_; ++k) {
-    StageBytes& own = stage_bytes_[at(k)];
+    StageShare& own = stages_shared_[at(k)];
     own.state_at = at(k) * state_width_;
     if (last != nullptr && last->blocks >= 0 && last->blocks == own.blocks) {
       own.state_at = last->state_at;
@@ -566,8 +628,8 @@ void PlanEstimator::sum_state(int stage, std::size_t first) {
 }
 
 // Of a stage's chunks, the one that comes first in the model is the last to run backward.
-LateGradients PlanEstimator::late_gradients(int stage) const {
-  LateGradients found{0.0, 0.0, 0.0, stage_bytes_[at(stage)].first_stash};
+LateGradients PlanEstimator::late_gradients(std::size_t partition, int stage) const {
+  LateGradients found{0.0, 0.0, 0.0, stage_bytes_[partition * at(stages_) + at(stage)].first_stash};
   if (late_.empty()) return found;
   std::size_t lowest = at(space_->layers);
   for_chunks(stage, [&](int c, int i, int j) {
@@ -581,90 +643,140 @@ LateGradients PlanEstimator::late_gradients(int stage) const {
   return found;
 }
 
-// Finds the fullest stage and its bytes; appends the bytes of every stage to `stages` if given.
-void PlanEstimator::find_sizes(Sizes* sizes, std::vector<StageEstimate>* stages) {
-  const PricedLayout& layout = *sizes->layout;
+// Finds the fullest stage of all plans; fills `stages`, if given, with those of the first plan.
+void PlanEstimator::find_fullest(std::vector<StageEstimate>* stages) {
+  if (stages != nullptr) stages->clear();
+  fullest_.assign(shared_.size() * sizes_.size(), {});
+  std::size_t summed = sizes_.size();  // whose late gradients are summed
+  for (std::size_t n = 0; n < plans_.size(); ++n) {
+    const std::size_t sizes = rows_[plans_[n].layout].sizes;
+    const std::size_t own = plans_[n].partition * sizes_.size() + sizes;
+    if (fullest_[own].memory_bytes > 0.0) continue;
+    if (sizes != summed) sum_late(space_->layout_costs[at(sizes_[sizes].layout->costs)]);
+    summed = sizes;
+    fullest_[own] = fullest_stage(plans_[n].partition, sizes, n == 0 ? stages : nullptr);
+  }
+}
+
+void PlanEstimator::sum_late(const LayoutCosts& costs) {
+  late_.clear();
+  if (space_->training.late_gradients == 0) return;
+  late_.push_back(0.0);
+  for (int n = 0; n < space_->layers; ++n) {
+    late_.push_back(late_.back() + costs.late_bytes[at(space_->kind_at(n, stages_))]);
+  }
+}
+
+// Whether a stage has the layers of the stage before it and no more micro-batches in flight, so
+// that it is no fuller: peaks rise with the micro-batches in flight if all gradients are always
+// there.
+bool PlanEstimator::no_fuller(std::size_t partition, int stage) const noexcept {
+  if (stage == 0 || space_->training.late_gradients != 0) return false;
+  const StageShare& before = stages_shared_[at(stage) - 1];
+  const StageShare& shared = stages_shared_[at(stage)];
+  const StageBytes* const own = &stage_bytes_[partition * at(stages_) + at(stage)];
+  return shared.blocks >= 0 && shared.blocks == before.blocks && shared.once == before.once &&
+         shared.in_flight <= before.in_flight && own->live == (own - 1)->live &&
+         own->stash == (own - 1)->stash;
+}
+
+// The memory of the fullest stage; appends the bytes of every stage to `stages` if given.
+PlanEstimate PlanEstimator::fullest_stage(std::size_t partition, std::size_t sizes,
+                                          std::vector<StageEstimate>* stages) const {
+  const PricedLayout& layout = *sizes_[sizes].layout;
   const LayoutCosts& costs = space_->layout_costs[at(layout.costs)];
-  const TrainingRecord& t = space_->training;
   const auto m = static_cast<double>(shape().micro_batches);
   const double buffer_bytes = space_->buffer_bytes(layout);
-  const bool layer_peaks = space_->size_of(shape().strategy, 0).layer_peaks != 0;
-  late_.clear();
-  if (t.late_gradients != 0) {
-    late_.push_back(0.0);
-    for (int n = 0; n < space_->layers; ++n) {
-      late_.push_back(late_.back() + costs.late_bytes[at(space_->kind_at(n, stages_))]);
-    }
-  }
+  const double lost = (1.0 + space_->training.fragmentation) - 1.0;
+  const bool layer_peaks = chunks_ == 1 && space_->size_of(shape().strategy, 0).layer_peaks != 0;
+  PlanEstimate found{};
   for (int k = 0; k < stages_; ++k) {
-    const StageBytes& own = stage_bytes_[at(k)];
+    if (stages == nullptr && !layer_peaks && no_fuller(partition, k)) continue;
+    const StageShare& shared = stages_shared_[at(k)];
+    const StageBytes& own = stage_bytes_[partition * at(stages_) + at(k)];
     double gather = 0.0;
-    for (std::size_t q = 0; q < own.kinds; ++q) {
-      gather = std::max(gather, costs.gather_bytes[at(kinds_in_[own.kinds_at + q])]);
+    for (std::size_t q = 0; q < shared.runs; ++q) {
+      gather = std::max(gather, costs.gather_bytes[at(runs_[shared.runs_at + q].kind)]);
     }
-    MovingBytes moving{own.stash, own.live, own.once, buffer_bytes + gather};
-    if (chunks_ == 1 && layer_peaks) {
-      const int i = partition_->cuts[at(k)];
-      const int j = partition_->cuts[at(k) + 1];
-      const bool late = !(m > own.in_flight);
+    MovingBytes moving{own.stash, own.live, shared.once, buffer_bytes + gather};
+    if (layer_peaks) {
+      const int i = cuts_[at(k)];
+      const int j = cuts_[at(k) + 1];
+      const bool late = !(m > shared.in_flight);
       find_layer_peak(*space_, layout.record, costs, own.recompute,
                       {i, border_of(own.recompute, i, j), j}, late, &moving);
     }
     const PeakBytes peak =
-        peak_bytes(moving, late_gradients(k), own.in_flight, m, (1.0 + t.fragmentation) - 1.0);
-    const double* const state =
-        &states_[own.state_at + 3 * static_cast<std::size_t>(sizes - sizes_.data())];
+        peak_bytes(moving, late_gradients(partition, k), shared.in_flight, m, lost);
+    const double* const state = &states_[shared.state_at + 3 * sizes];
     const MemoryTerms memory{state[0],       state[1] + peak.gradients,
                              state[2],       peak.activations,
                              peak.live,      peak.once,
                              moving.buffers, peak.lost};
     const auto instant = static_cast<std::int32_t>(peak.instant);
     const double bytes = total(memory);
-    if (bytes > sizes->fullest.memory_bytes) {
-      sizes->fullest.memory_bytes = bytes;
-      sizes->fullest.memory = memory;
-      sizes->fullest.fullest = k;
-      sizes->fullest.instant = instant;
+    if (bytes > found.memory_bytes) {
+      found.memory_bytes = bytes;
+      found.memory = memory;
+      found.fullest = k;
+      found.instant = instant;
     }
     if (stages == nullptr) continue;
-    stages->push_back({loads_s_[at(k) * width_ + rows_[0].step], memory, instant, 0});
+    stages->push_back({loads_s_[at(k) * width_], memory, instant, 0});
   }
+  return found;
 }
 
 // ---- joules ----
 
-// Joules of passes and numbers of parameters, summed over all layers, stage by stage. Plans of one
-// strategy share these sums if stages have one chunk each and all layers one variant.
+// Kinds of layers and numbers of parameters, stage by stage, and the joules of passes of each
+// partition. Plans of one strategy share these sums if stages have one chunk each, and those of
+// passes if all layers have one variant.
 void PlanEstimator::find_totals() {
   const LayoutRecord& l = shape();
-  const auto& codes = partition_->variants;
-  const bool alike = chunks_ == 1 && std::equal(codes.begin() + 1, codes.end(), codes.begin());
   const int many = stages_ > 1 ? 2 : 1;
-  const std::int32_t variant = alike && codes[0] < kMaxVariants ? codes[0] : -1;
-  if (variant >= 0 && totals_.variant == variant && totals_.strategy == l.strategy &&
-      totals_.times == times_.forward_j && totals_.stages == many) {
-    return;
+  if (chunks_ != 1 || totals_.space != space_ || totals_.strategy != l.strategy ||
+      totals_.times != times_.forward_j || totals_.stages != many) {
+    totals_ = {chunks_ == 1 ? space_ : nullptr, l.strategy, times_.forward_j, many, {}, {}};
+    totals_.passes_j.fill(kNan);
+    layer_kinds_.clear();
+    for (int k = 0; k < stages_; ++k) {
+      for_chunks(k, [&](int, int i, int j) {
+        for (int n = i; n < j; ++n) layer_kinds_.push_back(space_->kind_at(n, stages_));
+      });
+    }
+    for (const std::int32_t kind : layer_kinds_) {
+      const LayerKindRecord& size = space_->size_of(l.strategy, kind);
+      totals_.parameters.parameters += size.parameters;
+      totals_.parameters.frozen_parameters += size.frozen_parameters;
+      totals_.parameters.packed_parameters += size.packed_parameters;
+      totals_.parameters.packed_bytes += size.packed_bytes;
+    }
   }
-  totals_ = {l.strategy, times_.forward_j, variant, many, 0.0, {}};
-  layer_kinds_.clear();
+  for (Shared& own : shared_) {
+    const auto& codes = own.variants;
+    const bool alike =
+        codes[0] < kMaxVariants && std::equal(codes.begin() + 1, codes.end(), codes.begin());
+    double* const known = alike ? &totals_.passes_j[at(codes[0])] : nullptr;
+    own.passes_j = known != nullptr && !std::isnan(*known) ? *known : passes_j(own);
+    if (known != nullptr) *known = own.passes_j;
+  }
+}
+
+double PlanEstimator::passes_j(const Shared& shared) const {
+  double sum_j = 0.0;
   for (int k = 0; k < stages_; ++k) {
-    const StageRecompute r = StageRecompute::of(codes[at(k)]);
+    const StageRecompute r = StageRecompute::of(shared.variants[at(k)]);
     for_chunks(k, [&](int, int i, int j) {
       const int border = border_of(r, i, j);
       for (int n = i; n < j; ++n) {
         const std::size_t v = at(n < border ? r.more : r.rest) * at(space_->kinds);
         const std::size_t timed = at(space_->order[at(n)]);
-        totals_.passes_j += times_.forward_j[timed] + times_.backward_j[v + timed];
-        const int kind = space_->kind_at(n, stages_);
-        layer_kinds_.push_back(kind);
-        const LayerKindRecord& size = space_->size_of(l.strategy, kind);
-        totals_.parameters.parameters += size.parameters;
-        totals_.parameters.frozen_parameters += size.frozen_parameters;
-        totals_.parameters.packed_parameters += size.packed_parameters;
-        totals_.parameters.packed_bytes += size.packed_bytes;
+        sum_j += times_.forward_j[timed] + times_.backward_j[v + timed];
       }
     });
   }
+  return sum_j;
 }
 
 // The bytes that the optimiser moves to and from HBM, for each of `sizes_`.
@@ -689,12 +801,11 @@ void PlanEstimator::find_moved() {
   }
 }
 
-// Energy of operators on the chip and static power, the optimiser's HBM traffic, and the bytes
-// that devices send one another, counted as a ring sends them; at most what the chips' power
-// limit supplies.
-double PlanEstimator::energy_j(const Row& row, double time_s) const {
-  const LayoutRecord& l = row.layout->record;
-  const LayoutCosts& costs = *row.costs;
+// The optimiser's HBM traffic, and the bytes that devices send one another, counted as a ring sends
+// them.
+void PlanEstimator::find_joules(Row* row) const {
+  const LayoutRecord& l = row->layout->record;
+  const LayoutCosts& costs = *row->costs;
   const StrategyRecord& s = space_->strategies[at(l.strategy)];
   const auto m = static_cast<double>(l.micro_batches);
   const double inner = static_cast<double>(s.tp * s.cp) * static_cast<double>(l.dp);
@@ -713,10 +824,20 @@ double PlanEstimator::energy_j(const Row& row, double time_s) const {
   synced += among * trained * t.gradient_bytes / costs.shards;
   const double hops = l.pp > 1 ? places_of(l) - 1 : 0.0;
   const double sent = inner * m * (s.sent_bytes + 2.0 * hops * s.message_bytes) + inner * synced;
+  row->moved_j = inner * sizes_[row->sizes].moved_bytes * t.hbm_byte_j;
+  row->sent_j = sent * t.network_byte_j;
+}
+
+// Energy of operators on the chip, traffic and static power; at most what the chips' power limit
+// supplies.
+double PlanEstimator::energy_j(const Plan& plan, double time_s) const {
+  const Row& row = rows_[plan.layout];
+  const LayoutRecord& l = row.layout->record;
+  const StrategyRecord& s = space_->strategies[at(l.strategy)];
+  const double inner = static_cast<double>(s.tp * s.cp) * static_cast<double>(l.dp);
   const double device_s = time_s * inner * l.pp;
-  const double drawn_j = inner * rounds_of(l) * totals_.passes_j +
-                         inner * sizes_[row.sizes].moved_bytes * t.hbm_byte_j +
-                         sent * t.network_byte_j + times_.static_w * device_s;
+  const double drawn_j = inner * rounds_of(l) * shared_[plan.partition].passes_j + row.moved_j +
+                         row.sent_j + times_.static_w * device_s;
   return std::min(drawn_j, times_.limit_w * device_s);
 }
 

@@ -335,6 +335,10 @@ CandidateQueue queue_of(const PlanSpaceImpl& space, std::size_t list, double wor
 
 }  // namespace
 
+bool comes_before(const PlanSpaceImpl& space, const PlacedPlan& a, const PlacedPlan& b) {
+  return plan_order(space, a) < plan_order(space, b);
+}
+
 PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
                             const KindTimes& times, const KindTimes& least,
                             std::size_t memory_limit, double below_s, PlanSolver* solver) {
@@ -353,7 +357,7 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
   };
   const auto take = [&](PlacedPlan found) {
     if (found.time_s == kInfinite) return;
-    if (best.layout >= 0 && plan_order(space, best) < plan_order(space, found)) return;
+    if (best.layout >= 0 && comes_before(space, best, found)) return;
     best = std::move(found);
     limit = std::min(limit, best.time_s);
   };

@@ -397,7 +397,7 @@ void PartitionSearch::run(double usable_bytes, double below_s, double load_s, Pl
 // Seconds of the messages between the first `stages` stages, both directions.
 double PartitionSearch::sends_s(int stages) const noexcept {
   double sum_s = 0.0;
-  for (int k = 1; k < stages; ++k) sum_s += 2.0 * on_.costs->message_s[at(k)];
+  for (int k = 1; k < stages; ++k) sum_s += 2.0 * on_.layout->message_s[at(k)];
   return sum_s;
 }
 
@@ -558,7 +558,7 @@ void PartitionSearch::search(PlacedPlan* best) {
   double messages_s = sends_s(on_.stages);
   for (int s = 1; s <= on_.stages; ++s) {
     const int stage = on_.stages - s;
-    if (stage + 1 < on_.stages) messages_s -= 2.0 * on_.costs->message_s[at(stage) + 1];
+    if (stage + 1 < on_.stages) messages_s -= 2.0 * on_.layout->message_s[at(stage) + 1];
     own_starts_.assign(at(end) + 1, 0);
     own_ends_.assign(at(end) + 1, 0);
     bool any = false;
@@ -569,7 +569,7 @@ void PartitionSearch::search(PlacedPlan* best) {
       double before_s = on_.sums.forward_s(0, i);
       if (!on_.zero_bubble) {
         before_s = on_.sums.work_s(0, i) +
-                   std::max(0.0, messages_s - 2.0 * on_.costs->message_s[at(stage)]);
+                   std::max(0.0, messages_s - 2.0 * on_.layout->message_s[at(stage)]);
       }
       extend(i, s, before_s, mine);
       own_starts_[at(i)] = static_cast<std::int32_t>(mine);
@@ -1348,12 +1348,16 @@ PlanStatus PlanSolver::even(const PlanSpaceImpl& space, std::size_t layout, cons
     recompute_.choose(usable_bytes, partition);
     return PlanStatus::kOk;
   }
+  return use_variant(space, on_.record(), variant, partition);
+}
+
+PlanStatus use_variant(const PlanSpaceImpl& space, const LayoutRecord& layout, std::int32_t variant,
+                       Partition* partition) {
   const StageRecompute recompute = StageRecompute::of(variant);
-  if (std::max(recompute.rest, recompute.more) >=
-      space.strategies[at(on_.record().strategy)].variants) {
+  if (std::max(recompute.rest, recompute.more) >= space.strategies[at(layout.strategy)].variants) {
     return PlanStatus::kBadStrategy;
   }
-  partition->variants.assign(at(on_.stages), variant);
+  partition->variants.assign(at(layout.pp), variant);
   return PlanStatus::kOk;
 }
 

@@ -208,8 +208,7 @@ class LayoutOnChip {
   void find_places();
   void find_messages();
   double message_s(const PricedLayout& of, std::int32_t at_stage) const noexcept {
-    const LayoutCosts& own = space->layout_costs[at(of.costs)];
-    return at_stage == kWrap ? of.wrap_s : own.message_s[at(at_stage)];  // entry 0 is zero
+    return at_stage == kWrap ? of.wrap_s : of.message_s[at(at_stage)];  // entry 0 is zero
   }
 
   Shape shape_{-1, 0, 0};                          // of the next three members
@@ -541,6 +540,10 @@ inline constexpr std::int64_t kMuchWork = std::int64_t{1} << 17;
 
 // The parts of a solver, for one layout at a time. Neither copyable nor movable: its parts refer to
 // each other.
+// Gives every stage the same variant, which the layout's strategy must have.
+PlanStatus use_variant(const PlanSpaceImpl& space, const LayoutRecord& layout, std::int32_t variant,
+                       Partition* partition);
+
 class PlanSolver {
  public:
   PlanSolver() = default;
@@ -591,6 +594,7 @@ class PlanSolver {
 PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
                             const KindTimes& times, const KindTimes& least,
                             std::size_t memory_limit, double below_s, PlanSolver* solver);
+bool comes_before(const PlanSpaceImpl& space, const PlacedPlan& a, const PlacedPlan& b);
 std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const KindTimes> times,
                                   std::size_t memory_limit, std::size_t top, int threads,
                                   SettledLayouts* settled, const AskedToStop& stop, double below_s);

@@ -70,7 +70,7 @@ GroupShape folded_group(std::int64_t count, std::int64_t step, std::int64_t inne
 }
 
 // Whether layers of a kind have the same costs under two strategies in all layouts: they have if
-// the strategies differ in recomputation alone.
+// the strategies differ in recomputation or micro-batches alone.
 bool same_costs(const LayerKindRecord& a, const LayerKindRecord& b) noexcept {
   return a.parameters == b.parameters && a.expert_parameters == b.expert_parameters &&
          a.frozen_parameters == b.frozen_parameters && a.frozen_experts == b.frozen_experts &&
@@ -85,6 +85,14 @@ bool same_costs(const LayerKindRecord& a, const LayerKindRecord& b) noexcept {
 std::int64_t apart_of(const LayoutRecord& l, std::int64_t inner) noexcept {
   return l.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside) ? inner
                                                                                : inner * l.pp;
+}
+
+StageRanks ranks_of(const LayoutRecord& l, const StrategyRecord& s) noexcept {
+  const std::int64_t inner = s.tp * s.cp;
+  if (l.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside)) {
+    return {inner * l.dp, 1, 0};
+  }
+  return {inner, l.dp, l.dp > 1 ? inner * l.pp : 0};
 }
 
 bool known_schedule(std::int32_t code) noexcept {
@@ -225,8 +233,7 @@ std::vector<std::int32_t> PlanSpaceImpl::priced_as() const {
   const auto same = [&](std::int32_t a, std::int32_t b) {
     const StrategyRecord& s = strategies[at(a)];
     const StrategyRecord& t = strategies[at(b)];
-    bool equal = s.tp == t.tp && s.cp == t.cp && s.ep == t.ep && s.etp == t.etp &&
-                 s.message_bytes == t.message_bytes;
+    bool equal = s.tp == t.tp && s.cp == t.cp && s.ep == t.ep && s.etp == t.etp;
     for (int kind = 0; kind <= kinds && equal; ++kind) {
       equal = same_costs(size_of(a, kind), size_of(b, kind));
     }
@@ -258,6 +265,7 @@ Status PlanSpaceImpl::take_layouts(const PlanProblem& problem) {
     std::int32_t costs = -1;
   };
   std::unordered_map<Key, Shared, HashOfWords<6>> shared;
+  shared.reserve(problem.layouts.size() / 4);
   std::vector<Shared*> own(problem.layouts.size());
   std::int32_t last = 0;
   Key key_before{};
@@ -290,7 +298,7 @@ Status PlanSpaceImpl::take_layouts(const PlanProblem& problem) {
 
 PricedLayout PlanSpaceImpl::priced_layout(const LayoutRecord& l, std::int32_t costs_at,
                                           Status* status) {
-  PricedLayout layout{l, costs_at, 0.0, 0.0, {}};
+  PricedLayout layout{l, costs_at, messages_of(l, status), 0.0, 0.0, {}};
   const StrategyRecord& s = strategies[at(l.strategy)];
   if (l.pp > 1 && l.schedule == static_cast<std::int32_t>(PipelineSchedule::kInterleaved)) {
     layout.wrap_s = message_s(l, s.message_bytes, l.pp - 1, 0, status);
@@ -355,19 +363,7 @@ Status PlanSpaceImpl::add_layout_costs(const LayoutRecord& layout, int most_stag
   costs.bucket_s = collective_s(CollectiveOp::kAllReduce, training.bucket_bytes, replicas, &status);
   const ExchangeGroups groups = exchange_groups(layout);
   for (int kind = 0; kind <= kinds; ++kind) add_kind(layout, kind, groups, &costs, &status);
-  // Layouts that differ only in what replicas shard have the same messages.
-  const MessageShape shape{
-      s.message_bytes, inner, layout.dp, layout.rank_order, layout.rank_order != 0 ? layout.pp : 0,
-      most_stages};
-  LastMessages& last = last_messages_[at(layout.rank_order)];
-  if (last.shape != shape) {
-    std::vector<double>& own = messages.emplace_back(at(most_stages), 0.0);
-    for (int k = 1; k < most_stages; ++k) {
-      own[at(k)] = message_s(layout, s.message_bytes, k - 1, k, &status);
-    }
-    last = {shape, own};
-  }
-  costs.message_s = last.message_s;
+  costs.most_stages = most_stages;
   layout_costs.push_back(std::move(costs));
   return status;
 }
@@ -470,7 +466,10 @@ PlanSpaceImpl::Sender PlanSpaceImpl::highest_sender(std::int64_t low, std::int64
   return found;
 }
 
-bool PlanSpaceImpl::slower_outward(double bytes) const noexcept {
+bool PlanSpaceImpl::slower_outward(double bytes) noexcept {
+  if (bytes == prices_.outward_bytes) return prices_.outward;
+  prices_.outward_bytes = bytes;
+  prices_.outward = false;
   if (fabric.record.kind == static_cast<std::int32_t>(FabricKind::kGrid)) return false;
   std::int64_t unit = 1;
   double inside_s = 0.0;
@@ -480,46 +479,66 @@ bool PlanSpaceImpl::slower_outward(double bytes) const noexcept {
     inside_s = own_s;
     unit *= std::max<std::int64_t>(fabric.record.size[l], 1);
   }
-  return true;
+  return prices_.outward = true;
 }
 
-// The slowest of the messages from all devices of stage `from` to those of stage `to`: the devices
-// of a stage are contiguous blocks of ranks, one for each run of replicas.
+// Messages between neighbouring stages depend on few fields of a layout: most layouts have those of
+// an earlier one.
+std::span<const double> PlanSpaceImpl::messages_of(const LayoutRecord& layout, Status* status) {
+  const StrategyRecord& s = strategies[at(layout.strategy)];
+  const StageRanks ranks = ranks_of(layout, s);
+  const auto [known, added] =
+      prices_.chains.try_emplace({std::bit_cast<std::int64_t>(s.message_bytes), ranks.block,
+                                  ranks.runs, ranks.apart, layout.pp});
+  if (!added) return known->second;
+  std::vector<double>& own = messages.emplace_back(at(layout.pp), 0.0);
+  for (int k = 1; k < layout.pp; ++k) {
+    own[at(k)] = slowest_message_s(ranks, s.message_bytes, k - 1, k, status);
+  }
+  return known->second = own;
+}
+
+// Other messages are few, and often of layouts that follow each other.
 double PlanSpaceImpl::message_s(const LayoutRecord& layout, double bytes, int from, int to,
                                 Status* status) {
-  const StrategyRecord& s = strategies[at(layout.strategy)];
-  const std::int64_t inner = s.tp * s.cp;
-  const bool replicas_inside =
-      layout.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
-  const std::int64_t block = replicas_inside ? inner * layout.dp : inner;
-  const std::int64_t runs = replicas_inside ? 1 : layout.dp;
-  const std::int64_t apart = runs > 1 ? inner * layout.pp : 0;  // from block to block of a stage
-  const std::int64_t distance = std::abs(to - from) * block;
-  const std::int64_t first = std::min(from, to) * block;
-  const auto [known, added] = prices_.messages.try_emplace(
-      {first, block, distance, apart, runs, std::bit_cast<std::int64_t>(bytes)}, 0.0);
-  if (!added) return known->second;
+  const StageRanks ranks = ranks_of(layout, strategies[at(layout.strategy)]);
+  const auto [known, added] =
+      prices_.messages.try_emplace({std::min(from, to), std::max(from, to), ranks.block, ranks.runs,
+                                    ranks.apart, std::bit_cast<std::int64_t>(bytes)},
+                                   0.0);
+  if (added) known->second = slowest_message_s(ranks, bytes, from, to, status);
+  return known->second;
+}
+
+// The slowest of the messages from all devices of stage `from` to those of stage `to`, which take
+// the same time in both directions.
+double PlanSpaceImpl::slowest_message_s(const StageRanks& ranks, double bytes, int from, int to,
+                                        Status* status) {
+  const std::int64_t distance = std::abs(to - from) * ranks.block;
+  const std::int64_t first = std::min(from, to) * ranks.block;
   double slowest = 0.0;
-  // A message takes the same time in both directions.
   const auto send = [&](std::int64_t rank) {
     const CollectiveResult sent = message(fabric, bytes, rank, rank + distance);
     if (sent.status != Status::kOk) *status = sent.status;
     slowest = std::max(slowest, sent.time_s);
   };
-  if (slower_outward(bytes)) {
-    Sender highest = highest_sender(first, block, distance);
-    for (std::int64_t k = 1; k < runs; ++k) {
-      const Sender own = highest_sender(first + k * apart, block, distance);
-      if (own.unit > highest.unit) highest = own;
+  if (!slower_outward(bytes)) {
+    for (std::int64_t k = 0; k < ranks.runs; ++k) {
+      const std::int64_t low = first + k * ranks.apart;
+      for (std::int64_t rank = low; rank < low + ranks.block; ++rank) send(rank);
     }
-    send(highest.rank);
-  } else {
-    for (std::int64_t k = 0; k < runs; ++k) {
-      const std::int64_t low = first + k * apart;
-      for (std::int64_t rank = low; rank < low + block; ++rank) send(rank);
-    }
+    return slowest;
   }
-  known->second = slowest;
+  std::int64_t top = 1;  // ranks of a unit below the highest tier
+  for (int l = 0; l + 1 < fabric.record.levels; ++l) top *= fabric.record.size[l];
+  // Runs that lie alike in the units of all tiers cross the same tiers.
+  const std::int64_t unlike = std::min(ranks.runs, top / std::gcd(top, ranks.apart));
+  Sender highest = highest_sender(first, ranks.block, distance);
+  for (std::int64_t k = 1; k < unlike && highest.unit < top; ++k) {
+    const Sender own = highest_sender(first + k * ranks.apart, ranks.block, distance);
+    if (own.unit > highest.unit) highest = own;
+  }
+  send(highest.rank);
   return slowest;
 }
 

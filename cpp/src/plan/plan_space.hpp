@@ -79,10 +79,10 @@ struct LayoutCosts {
   std::span<double> step_bytes;    // that the optimiser moves to and from HBM
   std::span<double> step_share;    // of the optimiser's products that a device computes
   std::span<double> shared_s;      // to gather weights after the step
-  std::span<const double> message_s;  // [k]: from stage k - 1 to stage k; entry 0 is not used
-  double bucket_s = 0.0;              // to synchronise the last bucket of gradients
-  double shards = 1.0;                // devices that shard state
-  double copies = 1.0;                // groups of devices that each have all of that state
+  double bucket_s = 0.0;           // to synchronise the last bucket of gradients
+  double shards = 1.0;             // devices that shard state
+  double copies = 1.0;             // groups of devices that each have all of that state
+  int most_stages = 1;             // of the layouts with these costs
 
  private:
   std::vector<double> values_;
@@ -126,9 +126,10 @@ struct LayoutFit {
 
 struct PricedLayout {
   LayoutRecord record;
-  std::int32_t costs;  // position in the list of LayoutCosts
-  double wrap_s;       // interleaved: message from the last stage to the first
-  double exchange_s;   // of the gradients of a tied embedding, between first and last stage
+  std::int32_t costs;                 // position in the list of LayoutCosts
+  std::span<const double> message_s;  // [k]: from stage k - 1 to stage k; entry 0 is not used
+  double wrap_s;                      // interleaved: message from the last stage to the first
+  double exchange_s;  // of the gradients of a tied embedding, between first and last stage
   LayoutBound bound;
 };
 
@@ -176,8 +177,13 @@ struct GroupPrices {
     double bytes, time_s;
   };
   std::unordered_map<std::array<std::int64_t, 4>, std::vector<Price>, HashOfWords<4>> collectives;
-  // By the five numbers that describe the ranks in message_s(), and the bits of the bytes.
+  // By both stages, the three numbers of their ranks, and the bits of the bytes.
   std::unordered_map<std::array<std::int64_t, 6>, double, HashOfWords<6>> messages;
+  // Between all neighbouring stages: by the bits of the bytes, the ranks of a block, the runs of
+  // replicas and their distance, and the stages.
+  std::unordered_map<std::array<std::int64_t, 5>, std::span<const double>, HashOfWords<5>> chains;
+  double outward_bytes = -1.0;  // of the latest slower_outward(), and its answer
+  bool outward = false;
 };
 
 // A group of ranks and the known prices of its collectives.
@@ -191,6 +197,11 @@ struct PricedGroup {
 struct ExchangeGroups {
   PricedGroup dense, experts, copies;
   std::int64_t expert_holders;
+};
+
+// The devices of a stage: `runs` blocks of `block` consecutive ranks, every `apart` ranks.
+struct StageRanks {
+  std::int64_t block, runs, apart;
 };
 
 class BlockCapacity;  // plan_bounds.cpp
@@ -232,7 +243,7 @@ class PlanSpaceImpl {
   std::vector<CountedBlocks> counted;  // by strategy
   std::vector<std::uint8_t> by_work;   // by strategy: whether the software divides layers by work
   std::vector<LayoutCosts> layout_costs;
-  std::deque<std::vector<double>> messages;  // to which `message_s` of `layout_costs` points
+  std::deque<std::vector<double>> messages;  // to which `message_s` of `layouts` points
   std::vector<PricedLayout> layouts;
 
   mutable InFlightCache peaks_in_flight;  // its values do not depend on who computes them
@@ -281,8 +292,10 @@ class PlanSpaceImpl {
     std::int64_t unit;  // ranks of one unit below the highest tier that its message crosses
   };
   Sender highest_sender(std::int64_t low, std::int64_t block, std::int64_t distance) const noexcept;
-  bool slower_outward(double bytes) const noexcept;
+  bool slower_outward(double bytes) noexcept;
   double message_s(const LayoutRecord& layout, double bytes, int from, int to, Status* status);
+  double slowest_message_s(const StageRanks& ranks, double bytes, int from, int to, Status* status);
+  std::span<const double> messages_of(const LayoutRecord& layout, Status* status);
   PricedGroup priced_group(std::int64_t ranks, std::int64_t stride, std::int64_t outer,
                            std::int64_t outer_stride);
   double collective_s(CollectiveOp op, double bytes, const PricedGroup& group,
@@ -297,19 +310,7 @@ class PlanSpaceImpl {
   double recomputed_blocks(const PricedLayout& layout, const StageCapacities& stage,
                            const BlockCapacity& capacity) const;
 
-  // While the space is built: prices, and the latest messages by rank order.
-  GroupPrices prices_;
-  struct MessageShape {
-    double bytes = -1.0;
-    std::int64_t inner, dp;
-    std::int32_t rank_order, pp, most_stages;
-    bool operator==(const MessageShape&) const = default;
-  };
-  struct LastMessages {
-    MessageShape shape{};
-    std::span<const double> message_s;
-  };
-  std::array<LastMessages, 2> last_messages_;
+  GroupPrices prices_;  // while the space is built
 };
 
 // Terms of the bounds on a step: seconds of one micro-batch, summed over the layers of all stages.

@@ -268,9 +268,9 @@ PeakBytes PlanSums::peak(const MovingBytes& moving, const LateGradients& late,
 
 StagePass PlanSums::pass(StageRecompute r, int i, int j, int stage) const noexcept {
   const std::size_t k = at(stage);
-  const double in_s = stage > 0 ? space_->enters(i, j) * costs_->message_s[k] : 0.0;
+  const double in_s = stage > 0 ? space_->enters(i, j) * layout_->message_s[k] : 0.0;
   const double out_s =
-      stage + 1 < layout_->record.pp ? space_->leaves(i, j) * costs_->message_s[k + 1] : 0.0;
+      stage + 1 < layout_->record.pp ? space_->leaves(i, j) * layout_->message_s[k + 1] : 0.0;
   return {in_s + forward_s(i, j), out_s + backward_s(r, i, j), weight_grad_s(i, j),
           tail_after(sync_s(i, j), plain_s(i, j), costs_->bucket_s, step_s(i, j), plain_s(0, i),
                      space_->training.contention)};

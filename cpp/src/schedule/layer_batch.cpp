@@ -335,8 +335,8 @@ void for_each_layer(std::size_t count, int threads, const One& one) {
   const std::size_t workers = std::min(most, static_cast<std::size_t>(std::max(threads, 1)));
   std::atomic<std::size_t> next = 0;
   parallel_for(workers, static_cast<int>(workers), 1, [&](std::size_t, std::size_t) {
-    const auto problem = std::make_unique<LayerProblem>();
-    const auto form = std::make_unique<CanonicalLayer>();
+    const auto problem = std::make_unique_for_overwrite<LayerProblem>();
+    const auto form = std::make_unique_for_overwrite<CanonicalLayer>();
     for (std::size_t first = next.fetch_add(kFew); first < count; first = next.fetch_add(kFew)) {
       for (std::size_t k = first; k < std::min(count, first + kFew); ++k) {
         one(k, Scratch{problem.get(), form.get()});

@@ -50,6 +50,7 @@ LayerFacts<Bits>::LayerFacts(const LayerProblem& problem) noexcept : problem_(pr
   }
   for (int i = 0; i < n; ++i) {
     if (after_[i] == 0) leaves_ |= op_bit<Bits>(i);
+    if (before_[i] == 0) sources_ |= op_bit<Bits>(i);
     may_overlap_[i] = all_ & ~(ancestors[i] | descendants_[i] | op_bit<Bits>(i));
   }
   find_alone();
@@ -76,11 +77,14 @@ void LayerFacts<Bits>::find_alone() noexcept {
     for (int r = 0; r < kResources; ++r) used_[r] = used_[r] || problem_.modes[m].use[r] > 0;
   }
   std::fill(alone_, alone_ + kMaxModes, Bits{0});
+  std::fill(no_overlap_, no_overlap_ + kMaxModes, all_);
   std::fill(occupants_, occupants_ + kResources, Bits{0});
   for (int i = 0; i < problem_.size; ++i) {
     overlap_s_[i] = kInfinite;
     alone_s_[i] = kInfinite;
     most_useful_ = std::max(most_useful_, static_cast<int>(useful_count_[i]));
+    int overlapping = 0;
+    for (int r = 0; r < kResources; ++r) most_use_[r][i] = 0;
     for (int u = 0; u < useful_count_[i]; ++u) {
       const LayerMode& mode = problem_.modes[useful_[i][u]];
       bool alone = true;
@@ -92,11 +96,18 @@ void LayerFacts<Bits>::find_alone() noexcept {
         alone_s_[i] = std::min(alone_s_[i], mode.seconds);
         continue;
       }
+      ++overlapping;
+      no_overlap_[u] &= ~op_bit<Bits>(i);
       overlap_s_[i] = std::min(overlap_s_[i], mode.seconds);
       for (int r = 0; r < kResources; ++r) {
         if (mode.use[r] > 0) occupants_[r] |= op_bit<Bits>(i);
+        most_use_[r][i] = std::max(most_use_[r][i], mode.use[r]);
       }
     }
+    if (alone_s_[i] == kInfinite) no_alone_ |= op_bit<Bits>(i);
+    if (overlapping != 1) continue;
+    one_overlap_ |= op_bit<Bits>(i);
+    if (most_use_[0][i] + most_use_[1][i] + most_use_[2][i] == 1) one_core_ |= op_bit<Bits>(i);
   }
 }
 
@@ -158,7 +169,7 @@ int LayerFacts<Bits>::width(Bits set) const noexcept {
 // If at most q operators use a core type at once, each is charged 1/q of that type, which is more
 // than one core's share on a chip with many; this is valid if modes use one core or all.
 template <typename Bits>
-void LayerFacts<Bits>::find_most_at_once(int r, double* most) const noexcept {
+void LayerFacts<Bits>::find_most_at_once(int r, double* most) noexcept {
   bool single = problem_.capacity[r] > 1;
   for (int i = 0; i < problem_.size; ++i) {
     for (int u = 0; u < useful_count_[i]; ++u) {
@@ -166,8 +177,12 @@ void LayerFacts<Bits>::find_most_at_once(int r, double* most) const noexcept {
     }
   }
   for (int i = 0; i < problem_.size; ++i) {
-    const int own = single ? 1 + width(may_overlap_[i] & occupants_[r]) : problem_.capacity[r];
+    const Bits rivals = may_overlap_[i] & occupants_[r];
+    const int own = single ? 1 + width(rivals) : problem_.capacity[r];
     most[i] = std::min(problem_.capacity[r], own);
+    if (rivals == 0 || (single && own <= problem_.capacity[r])) {
+      always_fits_[r] |= op_bit<Bits>(i);
+    }
   }
 }
 
@@ -222,6 +237,7 @@ PartialSchedule<Bits> LayerFacts<Bits>::beginning() const noexcept {
   m.now_s = 0.0;
   m.started = 0;
   m.done = 0;
+  m.ready = sources_;
   m.running_count = 0;
   std::copy(problem_.capacity, problem_.capacity + kResources, m.free);
   return m;
@@ -232,6 +248,7 @@ void LayerFacts<Bits>::start(PartialSchedule<Bits>* m, int op, int mode) const n
   const LayerMode& chosen = problem_.modes[mode];
   for (int r = 0; r < kResources; ++r) m->free[r] -= chosen.use[r];
   m->started |= op_bit<Bits>(op);
+  m->ready &= ~op_bit<Bits>(op);
   m->running[m->running_count++] = {op, mode, m->now_s + chosen.seconds};
 }
 
@@ -241,6 +258,7 @@ void LayerFacts<Bits>::advance(PartialSchedule<Bits>* m) const noexcept {
   for (int i = 0; i < m->running_count; ++i) next = std::min(next, m->running[i].finish_s);
   m->now_s = next;
   int count = 0;
+  Bits freed = 0;  // successors of those that end
   for (int i = 0; i < m->running_count; ++i) {
     const Running r = m->running[i];
     if (r.finish_s > next) {
@@ -249,13 +267,17 @@ void LayerFacts<Bits>::advance(PartialSchedule<Bits>* m) const noexcept {
     }
     for (int k = 0; k < kResources; ++k) m->free[k] += problem_.modes[r.mode].use[k];
     m->done |= op_bit<Bits>(r.op);
+    freed |= after_[r.op];
   }
   m->running_count = count;
+  for_ops(freed, [&](int op) {
+    if ((before_[op] & ~m->done) == 0) m->ready |= op_bit<Bits>(op);
+  });
 }
 
 template <typename Bits>
-double LayerFacts<Bits>::find_heads(const PartialSchedule<Bits>& m, Bits barred, double enough_s,
-                                    double* ready_s) const noexcept {
+double LayerFacts<Bits>::find_heads(const PartialSchedule<Bits>& m, Bits held, double enough_s,
+                                    Limited* limited, double* ready_s) const noexcept {
   double finish_s[kMostOps<Bits>];  // earliest finish of unfinished operators
   double most = m.now_s;
   for (int i = 0; i < m.running_count; ++i) {
@@ -264,14 +286,39 @@ double LayerFacts<Bits>::find_heads(const PartialSchedule<Bits>& m, Bits barred,
     most = std::max(most, r.finish_s);  // successors are added below
   }
   const double last_s = most;
+  double free_s[kResources] = {kInfinite, kInfinite, kInfinite};  // first release of a core
+  if (held != 0) {
+    for (int i = 0; i < m.running_count; ++i) {
+      const Running& running = m.running[i];
+      for (int r = 0; r < kResources; ++r) {
+        const bool uses = problem_.modes[running.mode].use[r] > 0;
+        if (uses) free_s[r] = std::min(free_s[r], running.finish_s);
+      }
+    }
+  }
   for (Bits left = all_ & ~m.started; left != 0 && most < enough_s; left &= left - 1) {
     const int op = first_of(left);
     double ready = m.now_s;
     for_ops(before_[op] & ~m.done, [&](int b) { ready = std::max(ready, finish_s[b]); });
-    ready_s[op] = ready;
+    if ((held & op_bit<Bits>(op)) != 0) {
+      // It starts alongside others only once it did not fit and a core was released.
+      double until = last_s;
+      for (int r = 0; r < kResources; ++r) {
+        if ((always_fits_[r] & op_bit<Bits>(op)) != 0) continue;
+        until = std::min({until, free_s[r], m.now_s + rival_s_[r][op]});
+      }
+      ready = std::max(ready, until);
+    }
     // An operator can run alone only after all running operators have ended.
-    const double alone = (barred & op_bit<Bits>(op)) != 0 ? kInfinite : alone_s_[op];
-    finish_s[op] = std::min(ready + overlap_s_[op], std::max(ready, last_s) + alone);
+    const double alone = (limited->barred & op_bit<Bits>(op)) != 0 ? kInfinite : alone_s_[op];
+    if (ready + overlap_s_[op] + rest_s_[op] >= enough_s) {  // too late to overlap anything
+      limited->isolated |= op_bit<Bits>(op);
+      ready = std::max(ready, last_s);
+      finish_s[op] = ready + alone;
+    } else {
+      finish_s[op] = std::min(ready + overlap_s_[op], std::max(ready, last_s) + alone);
+    }
+    ready_s[op] = ready;
     most = std::max(most, finish_s[op] + rest_s_[op]);
   }
   return most;
@@ -293,13 +340,14 @@ template <typename Bits>
 double LayerFacts<Bits>::raised(double most, double enough_s) const noexcept {
   if (most >= enough_s) return most;
   const std::span<const std::int32_t> waiting(root_in_time_, static_cast<std::size_t>(size()));
-  return std::max(
-      most, preemptive_bound(weightings_ - 1, beginning(), 0, waiting, root_ready_s_, enough_s));
+  return std::max(most, preemptive_bound(weightings_ - 1, beginning(), Limited{}, waiting,
+                                         root_ready_s_, enough_s));
 }
 
 template <typename Bits>
 double LayerFacts<Bits>::root_bound(double enough_s) noexcept {
-  double most = find_heads(beginning(), 0, enough_s, root_ready_s_);
+  Limited limited;
+  double most = find_heads(beginning(), 0, enough_s, &limited, root_ready_s_);
   if (most >= enough_s) return most;
   sort_by_head(all_, root_ready_s_, root_in_time_);
   MostAtOnce at_once;
@@ -319,22 +367,24 @@ double LayerFacts<Bits>::root_bound(double enough_s) noexcept {
 }
 
 template <typename Bits>
-double LayerFacts<Bits>::bound(const PartialSchedule<Bits>& m, Bits barred,
-                               double enough_s) const noexcept {
+double LayerFacts<Bits>::bound(const PartialSchedule<Bits>& m, Bits barred, Bits held,
+                               bool thorough, double enough_s) const noexcept {
   double ready_s[kMostOps<Bits>];
-  double most = find_heads(m, barred, enough_s, ready_s);
+  Limited limited{barred, 0};
+  double most = find_heads(m, held, enough_s, &limited, ready_s);
   if (most >= enough_s) return most;
   std::int32_t in_time[kMostOps<Bits>];
   const int count = sort_by_head(all_ & ~m.started, ready_s, in_time);
   const std::span<const std::int32_t> waiting(in_time, static_cast<std::size_t>(count));
   // One weighting prunes nearly all states of a search. Of the others, one more is tried per state;
   // if that one prunes the state, it is tried first from then on.
-  most = std::max(most, preemptive_bound(best_weighting_, m, barred, waiting, ready_s, enough_s));
-  if (most < enough_s) most = path_bound(m, barred, most);
+  most = std::max(most, preemptive_bound(best_weighting_, m, limited, waiting, ready_s, enough_s));
+  if (!thorough) return most;
+  if (most < enough_s) most = path_bound(m, limited, most);
   if (most >= enough_s || weightings_ < 2) return most;
   other_weighting_ = (other_weighting_ + 1) % weightings_;
   if (other_weighting_ == best_weighting_) other_weighting_ = (other_weighting_ + 1) % weightings_;
-  most = std::max(most, preemptive_bound(other_weighting_, m, barred, waiting, ready_s, enough_s));
+  most = std::max(most, preemptive_bound(other_weighting_, m, limited, waiting, ready_s, enough_s));
   if (most >= enough_s) std::swap(best_weighting_, other_weighting_);
   return most;
 }
@@ -343,7 +393,8 @@ double LayerFacts<Bits>::bound(const PartialSchedule<Bits>& m, Bits barred,
 // rest_s_ as delivery times: the ready operator with the longest rest runs first.
 template <typename Bits>
 double LayerFacts<Bits>::preemptive_bound(int weighting, const PartialSchedule<Bits>& m,
-                                          Bits barred, std::span<const std::int32_t> in_time,
+                                          const Limited& limited,
+                                          std::span<const std::int32_t> in_time,
                                           const double* ready_s, double enough_s) const noexcept {
   double left_s[kMostOps<Bits>];  // remaining work by rank
   Bits open = 0;                  // ranks that are ready and have work left
@@ -370,16 +421,14 @@ double LayerFacts<Bits>::preemptive_bound(int weighting, const PartialSchedule<B
     }
   };
   for (const std::int32_t op : in_time) {
-    const bool only_overlapped = (barred & op_bit<Bits>(op)) != 0;
-    const double share =
-        only_overlapped ? overlap_share_s_[weighting][op] : share_s_[weighting][op];
-    if (share <= 0.0) continue;
+    const double work = share(weighting, op, limited);
+    if (work <= 0.0) continue;
     if (ready_s[op] > clock) {
       work_until(ready_s[op]);
       if (most >= enough_s) return most;
       clock = std::max(clock, ready_s[op]);
     }
-    left_s[rank_[op]] = share;
+    left_s[rank_[op]] = work;
     open |= op_bit<Bits>(rank_[op]);
   }
   work_until(kInfinite);
@@ -511,29 +560,34 @@ double LayerFacts<Bits>::prepare_search(double most, double enough_s) noexcept {
   add_path_weighting();
   find_waste();
   find_gains();
-  most = raised(path_bound(beginning(), 0, most), enough_s);
+  most = raised(path_bound(beginning(), Limited{}, most), enough_s);
   for (int first_type = 0; first_type < 2 && most < enough_s; ++first_type) {
     add_even_weighting(first_type == 1);
     most = raised(most, enough_s);
   }
-  if (most < enough_s) find_twins();
+  if (most < enough_s) {
+    find_twins();
+    find_rivals();
+  }
   return most;
 }
 
 template <typename Bits>
+bool LayerFacts<Bits>::same_modes(int a, int b) const noexcept {
+  const int first_a = problem_.first_mode[a];
+  const int first_b = problem_.first_mode[b];
+  const int count = problem_.first_mode[a + 1] - first_a;
+  if (count != problem_.first_mode[b + 1] - first_b) return false;
+  for (int m = 0; m < count; ++m) {
+    const LayerMode& x = problem_.modes[first_a + m];
+    const LayerMode& y = problem_.modes[first_b + m];
+    if (x.seconds != y.seconds || !std::equal(x.use, x.use + kResources, y.use)) return false;
+  }
+  return true;
+}
+
+template <typename Bits>
 void LayerFacts<Bits>::find_twins() noexcept {
-  const auto same = [&](int a, int b) {
-    const int first_a = problem_.first_mode[a];
-    const int first_b = problem_.first_mode[b];
-    const int count = problem_.first_mode[a + 1] - first_a;
-    if (count != problem_.first_mode[b + 1] - first_b) return false;
-    for (int m = 0; m < count; ++m) {
-      const LayerMode& x = problem_.modes[first_a + m];
-      const LayerMode& y = problem_.modes[first_b + m];
-      if (x.seconds != y.seconds || !std::equal(x.use, x.use + kResources, y.use)) return false;
-    }
-    return true;
-  };
   // Whether no mode of an operator ends earlier than a compatible mode that started before it: only
   // then does exchanging two operators never delay the one that moves.
   const auto in_order = [&](int op) {
@@ -552,29 +606,139 @@ void LayerFacts<Bits>::find_twins() noexcept {
   };
   std::fill(twins_, twins_ + size(), Bits{0});
   std::fill(urgent_, urgent_ + size(), Bits{0});
+  std::fill(mirrored_, mirrored_ + size(), Bits{0});
+  int successors[kMostOps<Bits>];
   for (int i = 0; i < size(); ++i) {
+    successors[i] = count_ops(after_[i]);
     int at = i;
-    const int own = count_ops(after_[i]);
-    for (; at > 0 && count_ops(after_[start_order_[at - 1]]) < own; --at) {
+    for (; at > 0 && successors[start_order_[at - 1]] < successors[i]; --at) {
       start_order_[at] = start_order_[at - 1];
     }
     start_order_[at] = i;
   }
+  for (int turn = 0; turn < size(); ++turn) turn_[start_order_[turn]] = turn;
   for (int i = 0; i < size(); ++i) {
     for (int j = 0; j < i; ++j) {
-      if (!same(i, j)) continue;
+      if (shortest_s_[i] != shortest_s_[j] || !same_modes(i, j)) continue;
       if (after_[i] == after_[j]) {
         twins_[i] |= op_bit<Bits>(j);
         twins_[j] |= op_bit<Bits>(i);
-      } else if (!in_order(i)) {
         continue;
-      } else if ((after_[i] & ~after_[j]) == 0) {
+      }
+      if (before_[i] == before_[j] && mirrored_[i] == 0) mirrored_[i] = moved_by_mirroring(j, i);
+      if (!in_order(i)) continue;
+      if ((after_[i] & ~after_[j]) == 0) {
         urgent_[i] |= op_bit<Bits>(j);
       } else if ((after_[j] & ~after_[i]) == 0) {
         urgent_[j] |= op_bit<Bits>(i);
       }
     }
   }
+}
+
+// The operators moved by an automorphism of the layer that exchanges two operators with the same
+// modes and predecessors: besides these, the successors that only one of the two has, and so on.
+// Empty if none is found.
+template <typename Bits>
+Bits LayerFacts<Bits>::moved_by_mirroring(int a, int b) const noexcept {
+  std::int32_t image[kMostOps<Bits>];
+  std::int32_t waiting[kMostOps<Bits>];  // the first of each pair
+  int pairs = 0;
+  Bits moved = 0;
+  const auto pair = [&](int x, int y) {
+    image[x] = y;
+    image[y] = x;
+    moved |= op_bit<Bits>(x) | op_bit<Bits>(y);
+    waiting[pairs++] = x;
+  };
+  pair(a, b);
+  for (int next = 0; next < pairs; ++next) {
+    const int x = waiting[next];
+    Bits own = after_[x] & ~after_[image[x]];
+    Bits other = after_[image[x]] & ~after_[x];
+    for (; own != 0; own &= own - 1) {
+      const int from = first_of(own);
+      Bits to =
+          (moved & op_bit<Bits>(from)) != 0 ? other & op_bit<Bits>(image[from]) : other & ~moved;
+      while (to != 0 && (moved & op_bit<Bits>(from)) == 0) {
+        const int into = first_of(to);
+        if (same_modes(from, into) && count_ops(after_[from]) == count_ops(after_[into])) {
+          pair(from, into);
+          to = op_bit<Bits>(into);
+        } else {
+          to &= to - 1;
+        }
+      }
+      if (to == 0) return 0;
+      other &= ~to;
+    }
+    if (other != 0) return 0;
+  }
+  for (Bits left = moved; left != 0; left &= left - 1) {
+    const int op = first_of(left);
+    Bits expected = before_[op] & ~moved;
+    for_ops(before_[op] & moved, [&](int p) { expected |= op_bit<Bits>(image[p]); });
+    if (expected != before_[image[op]]) return 0;
+  }
+  return moved;
+}
+
+// What `find_heads` and `unhindered` need to know of the operators that may overlap each other.
+template <typename Bits>
+void LayerFacts<Bits>::find_rivals() noexcept {
+  for (int r = 0; r < kResources; ++r) {
+    always_fits_[r] |= all_ & ~occupants_[r];
+    for_ops(all_ & ~always_fits_[r], [&](int op) {
+      rival_s_[r][op] = kInfinite;
+      for_ops(may_overlap_[op] & occupants_[r],
+              [&](int other) { rival_s_[r][op] = std::min(rival_s_[r][op], overlap_s_[other]); });
+    });
+  }
+}
+
+template <typename Bits>
+Bits LayerFacts<Bits>::unhindered(const PartialSchedule<Bits>& m, Bits ignored) const noexcept {
+  double last_s = m.now_s;
+  for (int i = 0; i < m.running_count; ++i) last_s = std::max(last_s, m.running[i].finish_s);
+  // Whether the cores of a type suffice for an operator and all `others` that may overlap it.
+  const auto suffices = [&](int op, Bits others) {
+    for (int r = 0; r < kResources; ++r) {
+      if ((always_fits_[r] & op_bit<Bits>(op)) != 0) continue;
+      int left = m.free[r] - most_use_[r][op];
+      for_ops(others & occupants_[r], [&](int other) { left -= most_use_[r][other]; });
+      if (left < 0) return false;
+    }
+    return true;
+  };
+  Bits found = 0;
+  Bits unclear = 0;
+  for_ops(m.ready & one_overlap_, [&](int op) {
+    if (m.now_s + overlap_s_[op] > last_s) return;
+    const Bits others = may_overlap_[op] & ~(m.started | ignored);
+    if (suffices(op, others)) {
+      found |= op_bit<Bits>(op);
+    } else if (suffices(op, others & m.ready)) {
+      unclear |= op_bit<Bits>(op);
+    }
+  });
+  if (unclear == 0) return found;
+  double end_s[kMostOps<Bits>];  // earliest, as in find_heads
+  double start_s[kMostOps<Bits>];
+  for (int i = 0; i < m.running_count; ++i) end_s[m.running[i].op] = m.running[i].finish_s;
+  for_ops(all_ & ~m.started, [&](int op) {
+    start_s[op] = m.now_s;
+    for_ops(before_[op] & ~m.done, [&](int b) { start_s[op] = std::max(start_s[op], end_s[b]); });
+    end_s[op] =
+        std::min(start_s[op] + overlap_s_[op], std::max(start_s[op], last_s) + alone_s_[op]);
+  });
+  for_ops(unclear, [&](int op) {
+    Bits soon = 0;  // operators that may start before this one would end
+    for_ops(may_overlap_[op] & ~(m.started | ignored), [&](int other) {
+      if (start_s[other] < m.now_s + overlap_s_[op]) soon |= op_bit<Bits>(other);
+    });
+    if (suffices(op, soon)) found |= op_bit<Bits>(op);
+  });
+  return found;
 }
 
 template <typename Bits>
@@ -752,14 +916,16 @@ double LayerFacts<Bits>::most_gained(Bits open, const double* left_s, double lim
 // cost at least the largest waste of an operator in them, and at least the tensor-core time of all
 // operators in them minus what the path gains in that time (find_gains).
 template <typename Bits>
-double LayerFacts<Bits>::gap_bound(const PartialSchedule<Bits>& m, double sum_s,
+double LayerFacts<Bits>::gap_bound(const PartialSchedule<Bits>& m, Bits isolated, double sum_s,
                                    double network_share_s, double longer_s, const double* left_s,
                                    double known_s) const noexcept {
   double alone_before_s[kMostOps<Bits>];  // of the remaining operators before off_path_[i]
   double alone_left = 0.0;
   for (int i = 0; i < off_path_count_; ++i) {
     alone_before_s[i] = alone_left;
-    if ((m.started & op_bit<Bits>(off_path_[i])) == 0) alone_left += alone_s_[off_path_[i]];
+    const Bits own = op_bit<Bits>(off_path_[i]);
+    if ((m.started & own) != 0) continue;
+    ((isolated & own) != 0 ? sum_s : alone_left) += alone_s_[off_path_[i]];
   }
   double least = alone_left;
   const int cores = problem_.capacity[0];
@@ -768,11 +934,11 @@ double LayerFacts<Bits>::gap_bound(const PartialSchedule<Bits>& m, double sum_s,
   Bits open = 0;
   for (int i = off_path_count_ - 1; i >= 0; --i) {
     const int op = off_path_[i];
-    if ((m.started & op_bit<Bits>(op)) != 0) continue;
+    if (((m.started | isolated) & op_bit<Bits>(op)) != 0) continue;
     if (sum_s + least <= known_s) return known_s;
     area += area_s_[op];
     fill += std::min(area_s_[op], alone_s_[op]);
-    open |= path_overlaps_[i] & ~m.done;
+    open |= path_overlaps_[i] & ~(m.done | isolated);
     const double waste = std::max(0.0, waste_s_[i] - longer_s);
     if (alone_before_s[i] + waste >= least) continue;
     double filled = fill - network_share_s;
@@ -786,7 +952,7 @@ double LayerFacts<Bits>::gap_bound(const PartialSchedule<Bits>& m, double sum_s,
 }
 
 template <typename Bits>
-double LayerFacts<Bits>::path_bound(const PartialSchedule<Bits>& m, Bits barred,
+double LayerFacts<Bits>::path_bound(const PartialSchedule<Bits>& m, const Limited& limited,
                                     double known_s) const noexcept {
   double sum = m.now_s;
   double left_s[kMostOps<Bits>];
@@ -803,12 +969,10 @@ double LayerFacts<Bits>::path_bound(const PartialSchedule<Bits>& m, Bits barred,
   }
   double network_share_s = 0.0;
   for_ops((on_path_ | network_ops_) & ~m.started, [&](int op) {
-    const bool only_overlapped = (barred & op_bit<Bits>(op)) != 0;
-    const double share =
-        only_overlapped ? overlap_share_s_[path_weighting_][op] : share_s_[path_weighting_][op];
-    sum += share;
+    const double work = share(path_weighting_, op, limited);
+    sum += work;
     left_s[op] = overlap_s_[op];
-    if ((on_path_ & op_bit<Bits>(op)) == 0) network_share_s += share;
+    if ((on_path_ & op_bit<Bits>(op)) == 0) network_share_s += work;
   });
   for (int i = 0; i < m.running_count; ++i) {
     const Bits own = op_bit<Bits>(m.running[i].op);
@@ -816,7 +980,7 @@ double LayerFacts<Bits>::path_bound(const PartialSchedule<Bits>& m, Bits barred,
       network_share_s += rate_[path_weighting_][m.running[i].mode] * left_s[m.running[i].op];
     }
   }
-  return gap_bound(m, sum, network_share_s, longer_s, left_s, known_s);
+  return gap_bound(m, limited.isolated, sum, network_share_s, longer_s, left_s, known_s);
 }
 
 template class LayerFacts<std::uint64_t>;

@@ -62,6 +62,7 @@ struct PartialSchedule {
     now_s = other.now_s;
     started = other.started;
     done = other.done;
+    ready = other.ready;
     std::copy(other.free, other.free + kResources, free);
     running_count = other.running_count;
     std::copy(other.running, other.running + other.running_count, running);
@@ -71,6 +72,7 @@ struct PartialSchedule {
   double now_s;
   Bits started;
   Bits done;
+  Bits ready;  // not started, and all predecessors are done
   std::int32_t free[kResources];
   std::int32_t running_count;
   Running running[kMostOps<Bits>];
@@ -87,9 +89,16 @@ class LayerFacts {
   // Raises that bound by bounds 4 and 5; if it stays below `enough_s`, a search may follow.
   double prepare_search(double most, double enough_s) noexcept;
 
-  // Lower bound on the makespan of every completion of a partial schedule, if the operators of
-  // `barred` may no longer run alone, on the whole chip.
-  double bound(const PartialSchedule<Bits>& partial, Bits barred, double enough_s) const noexcept;
+  // Lower bound on the makespan of every completion of a partial schedule that is shorter than
+  // `enough_s`, if the operators of `barred` may no longer run alone, on the whole chip, and those
+  // of `held`, which are ready, could start now alongside others and do not. Only a thorough bound
+  // uses more than the heads and one weighting.
+  double bound(const PartialSchedule<Bits>& partial, Bits barred, Bits held, bool thorough,
+               double enough_s) const noexcept;
+
+  // The ready operators that can run within the time of a running one without taking a core from
+  // any other operator, except those `ignored`: starting them now is never worse than later.
+  Bits unhindered(const PartialSchedule<Bits>& partial, Bits ignored) const noexcept;
 
   const LayerProblem& problem() const noexcept { return problem_; }
   int size() const noexcept { return problem_.size; }
@@ -103,11 +112,25 @@ class LayerFacts {
   // Operators with the same modes and a superset of the successors: once both may start, such an
   // operator can replace the other (docs/schedule.md has the proof).
   Bits urgent(int op) const noexcept { return urgent_[op]; }
+  // Whether exchanging an operator with an earlier one, which is ready at the same times, and the
+  // successors of the two with each other, changes nothing as long as none of them has started.
+  bool mirrors(int op, Bits started) const noexcept {
+    return mirrored_[op] != 0 && (mirrored_[op] & started) == 0;
+  }
   // The order in which operators that start at the same time are tried: urgent ones first.
   int start_order(int turn) const noexcept { return start_order_[turn]; }
+  // The places of some operators in that order.
+  Bits turns(Bits ops) const noexcept {
+    Bits found = 0;
+    for_ops(ops, [&](int op) { found |= op_bit<Bits>(turn_[op]); });
+    return found;
+  }
   // Operators without successors. One that runs alone can be moved to the end of the schedule.
   Bits leaves() const noexcept { return leaves_; }
+  // Operators that have one mode that allows overlap, on a single core.
+  Bits one_core() const noexcept { return one_core_; }
   double alone_s(int op) const noexcept { return alone_s_[op]; }
+  double shortest_s(int op) const noexcept { return shortest_s_[op]; }
   double rest_s(int op) const noexcept { return rest_s_[op]; }
   double tail_s(int op) const noexcept { return shortest_s_[op] + rest_s_[op]; }
   // Modes that are not dominated by another mode, fastest first.
@@ -116,61 +139,80 @@ class LayerFacts {
   int most_useful() const noexcept { return most_useful_; }
   // Whether a useful mode occupies the whole chip, so that nothing can overlap it.
   bool alone(int op, int i) const noexcept { return (alone_[i] & op_bit<Bits>(op)) != 0; }
+  // Operators without a mode that occupies the whole chip.
+  Bits no_alone() const noexcept { return no_alone_; }
+  // Operators whose useful mode i, if they have one, allows no overlap.
+  Bits no_overlap(int i) const noexcept { return no_overlap_[i]; }
 
   bool fits(const PartialSchedule<Bits>& m, int mode) const noexcept {
     const std::int32_t* use = problem_.modes[mode].use;
     return use[0] <= m.free[0] && use[1] <= m.free[1] && use[2] <= m.free[2];
-  }
-  bool may_start(const PartialSchedule<Bits>& m, int op) const noexcept {
-    return (m.started & op_bit<Bits>(op)) == 0 && (before_[op] & ~m.done) == 0;
   }
   void start(PartialSchedule<Bits>* m, int op, int mode) const noexcept;
   // Advances to the next finish; at least one operator must be running.
   void advance(PartialSchedule<Bits>* m) const noexcept;
 
  private:
+  // Operators whose modes are limited: those that no longer run alone, and those that only do.
+  struct Limited {
+    Bits barred = 0;
+    Bits isolated = 0;
+  };
   void find_modes(int op) noexcept;
   void find_alone() noexcept;
   // [r][i]: most operators that use core type r at once while operator i does.
   using MostAtOnce = double[kResources][kMostOps<Bits>];
-  void find_most_at_once(int r, double* most) const noexcept;
+  void find_most_at_once(int r, double* most) noexcept;
   void add_weighting(const double* weights, const MostAtOnce& most) noexcept;
   void add_weighting_by_operators() noexcept;
   void find_path() noexcept;
   void add_path_weighting() noexcept;
   void find_waste() noexcept;
   void find_twins() noexcept;
+  Bits moved_by_mirroring(int a, int b) const noexcept;
+  bool same_modes(int a, int b) const noexcept;
+  void find_rivals() noexcept;
   void find_gains() noexcept;
   double least_waste(int from, int to, double length_s, double network_s) const noexcept;
   double most_gained(Bits open, const double* left_s, double limit_s,
                      double enough_s) const noexcept;
   // The larger of a known bound and the fourth.
-  double path_bound(const PartialSchedule<Bits>& partial, Bits barred,
+  double path_bound(const PartialSchedule<Bits>& partial, const Limited& limited,
                     double known_s) const noexcept;
-  double gap_bound(const PartialSchedule<Bits>& partial, double sum_s, double network_share_s,
-                   double longer_s, const double* left_s, double known_s) const noexcept;
+  double gap_bound(const PartialSchedule<Bits>& partial, Bits isolated, double sum_s,
+                   double network_share_s, double longer_s, const double* left_s,
+                   double known_s) const noexcept;
   void add_even_weighting(bool by_type) noexcept;
   double most_overlapping(int op, Bits rated, const double* rate) const noexcept;
   double most_in_chains(Bits set, int count, const double* rate) const noexcept;
   void find_shares(int weighting) noexcept;
   int width(Bits set) const noexcept;
-  // The heads of operators: their earliest starts. Returns the bound by the longest path.
-  double find_heads(const PartialSchedule<Bits>& partial, Bits barred, double enough_s,
-                    double* ready_s) const noexcept;
+  // The heads of operators: their earliest starts. Returns the bound by the longest path, and adds
+  // to `limited` the operators that only ever run alone.
+  double find_heads(const PartialSchedule<Bits>& partial, Bits held, double enough_s,
+                    Limited* limited, double* ready_s) const noexcept;
+  double share(int weighting, int op, const Limited& limited) const noexcept {
+    if ((limited.isolated & op_bit<Bits>(op)) != 0) return alone_s_[op];
+    const bool overlapped = (limited.barred & op_bit<Bits>(op)) != 0;
+    return (overlapped ? overlap_share_s_ : share_s_)[weighting][op];
+  }
   int sort_by_head(Bits waiting, const double* ready_s, std::int32_t* in_time) const noexcept;
   // The larger of `most` and the bound at the root by the last weighting.
   double raised(double most, double enough_s) const noexcept;
-  double preemptive_bound(int weighting, const PartialSchedule<Bits>& partial, Bits barred,
-                          std::span<const std::int32_t> in_time, const double* ready_s,
-                          double enough_s) const noexcept;
+  double preemptive_bound(int weighting, const PartialSchedule<Bits>& partial,
+                          const Limited& limited, std::span<const std::int32_t> in_time,
+                          const double* ready_s, double enough_s) const noexcept;
   void rank_by_rest() noexcept;
 
   const LayerProblem& problem_;
   Bits all_;
   Bits leaves_ = 0;
+  Bits sources_ = 0;                          // operators without predecessors
   Bits twins_[kMostOps<Bits>];                // set by prepare_search
   Bits urgent_[kMostOps<Bits>];               // set by prepare_search
+  Bits mirrored_[kMostOps<Bits>];             // all that mirroring moves; set by prepare_search
   std::int32_t start_order_[kMostOps<Bits>];  // set by prepare_search
+  std::int32_t turn_[kMostOps<Bits>];         // place in start order
   Bits before_[kMostOps<Bits>];
   Bits after_[kMostOps<Bits>];
   Bits descendants_[kMostOps<Bits>];  // all transitive successors of an operator
@@ -178,6 +220,14 @@ class LayerFacts {
   Bits occupants_[kResources];        // operators that may use a core type while others run
   bool used_[kResources] = {};
   Bits alone_[kMaxModes];  // [i]: operators whose useful mode i occupies the whole chip
+  Bits no_overlap_[kMaxModes];
+  Bits no_alone_ = 0;
+  Bits one_overlap_ = 0;  // operators with exactly one useful mode that allows overlap
+  Bits one_core_ = 0;     // those of them that occupy a single core in it
+  // [r]: operators that fit on type r alongside all that may overlap them.
+  Bits always_fits_[kResources] = {};
+  double rival_s_[kResources][kMostOps<Bits>];  // shortest operator that may take such a core
+  std::int32_t most_use_[kResources][kMostOps<Bits>];  // of useful modes that allow overlap
   double shortest_s_[kMostOps<Bits>];
   double overlap_s_[kMostOps<Bits>];  // shortest mode that allows overlap
   double alone_s_[kMostOps<Bits>];    // shortest mode that does not allow it

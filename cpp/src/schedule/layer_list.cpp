@@ -43,8 +43,7 @@ LayerSolution list_with(const LayerFacts<Bits>& facts, ModeChoice choice,
   while (partial.done != facts.all()) {
     std::int32_t ready[kMostOps<Bits>];
     int count = 0;
-    for_ops(facts.all() & ~partial.started, [&](int op) {
-      if (!facts.may_start(partial, op)) return;
+    for_ops(partial.ready, [&](int op) {
       int at = count++;  // longest tail first
       for (; at > 0 && facts.tail_s(ready[at - 1]) < facts.tail_s(op); --at) {
         ready[at] = ready[at - 1];
@@ -173,9 +172,9 @@ class OverlapSchedule {
   // `record`) skips operators whose chosen mode runs alone, and does not fill `schedule_`.
   void start_inner(PartialSchedule<Bits>* partial, bool record) noexcept {
     Bits ready = 0;
-    for_ops(inner_ & ~partial->started, [&](int op) {
+    for_ops(inner_ & partial->ready, [&](int op) {
       const bool waits = !record && facts_.alone(op, choices_.useful[op]);
-      if (!waits && facts_.may_start(*partial, op)) ready |= op_bit<Bits>(op);
+      if (!waits) ready |= op_bit<Bits>(op);
     });
     while (ready != 0) {
       int best = -1;
@@ -211,8 +210,7 @@ class OverlapSchedule {
   void start_leaves(PartialSchedule<Bits>* partial) noexcept {
     std::int32_t ready[kMostOps<Bits>];
     int count = 0;
-    for_ops(facts_.leaves() & ~partial->started, [&](int op) {
-      if (!facts_.may_start(*partial, op)) return;
+    for_ops(facts_.leaves() & partial->ready, [&](int op) {
       if (!facts_.fits(*partial, facts_.useful(op, narrow(op)))) return;
       int at = count++;  // shortest first
       for (; at > 0 && narrow_s(ready[at - 1]) > narrow_s(op); --at) ready[at] = ready[at - 1];

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <unordered_map>
 #include <vector>
 
 #include "base/numbers.hpp"
@@ -12,10 +11,8 @@ namespace phaze {
 namespace {
 
 constexpr std::int64_t kBetweenChecks = 256;  // nodes between checks of the clock
-// Nodes searched before the local search runs, which takes as long as hundreds of nodes; most
-// searches that only decide whether a schedule below `enough_s` exists need no better schedule.
-constexpr std::int64_t kBeforeImproving = 256;
-constexpr std::int64_t kBeforeImprovingToDecide = 2048;
+// Nodes searched before the local search runs, which takes as long as hundreds of nodes.
+constexpr std::int64_t kBeforeImproving = 2048;
 constexpr std::size_t kMaxRemembered = 1u << 20;
 
 // A node of the search tree: a time at which operators may start. Operators start in a fixed order,
@@ -24,9 +21,10 @@ template <typename Bits>
 struct State {
   PartialSchedule<Bits> partial;
   std::int32_t first;  // operators before this one in start order were decided
-  // Operators that could have run alone at an earlier time at which nothing ran, and did not.
-  // Moving such an operator to that time changes only the order, so running it alone later need
-  // not be tried.
+  bool begun;          // one operator started while nothing ran; another one is to start with it
+  // Operators that could have run by themselves at an earlier time at which nothing ran, and did
+  // not. Moving such an operator to that time changes only the order, so running it by itself later
+  // need not be tried.
   Bits barred;
   // [i]: operators whose useful mode i could have started at the previous node and did not.
   // Starting such an operator in that mode now would only delay it, so this is not tried.
@@ -34,18 +32,8 @@ struct State {
 };
 
 constexpr std::int32_t kWait = -1;  // wait for the next operator to finish
-constexpr std::int32_t kEnd = -2;   // run the remaining operators alone, one after another
+constexpr std::int32_t kEnd = -2;   // run the remaining operators one after another
 constexpr int kMaxSide = 12;        // most concurrent operators of a state that is stored
-
-template <typename Bits>
-struct Remembered {
-  double now_s;
-  Bits done;
-  Bits barred;
-  Bits passed[kMaxModes];
-  double finish_s[kMaxSide];
-  std::int32_t count = 0;
-};
 
 template <typename Bits>
 struct Key {
@@ -53,14 +41,11 @@ struct Key {
   Bits running;
   Bits modes;  // hash of the modes of the running operators
   bool operator==(const Key&) const = default;
-};
 
-template <typename Bits>
-struct KeyHash {
-  std::size_t operator()(const Key<Bits>& key) const noexcept {
-    std::uint64_t h = folded(key.done) * 0x9E3779B97F4A7C15ULL;
-    h ^= std::rotl(folded(key.running) * 0xC2B2AE3D27D4EB4FULL, 29);
-    h ^= std::rotl(folded(key.modes) * 0x165667B19E3779F9ULL, 47);
+  std::size_t hash() const noexcept {
+    std::uint64_t h = folded(done) * 0x9E3779B97F4A7C15ULL;
+    h ^= std::rotl(folded(running) * 0xC2B2AE3D27D4EB4FULL, 29);
+    h ^= std::rotl(folded(modes) * 0x165667B19E3779F9ULL, 47);
     return static_cast<std::size_t>(h ^ (h >> 31));
   }
 
@@ -68,6 +53,53 @@ struct KeyHash {
   static std::uint64_t folded(Bits set) noexcept {
     return low_bits(set) ^ std::rotl(high_bits(set) * 0xFF51AFD7ED558CCDULL, 31);
   }
+};
+
+template <typename Bits>
+struct Remembered {
+  Key<Bits> key;
+  double now_s;
+  Bits done;
+  Bits barred;
+  Bits passed[kMaxModes];
+  double finish_s[kMaxSide];
+  std::int32_t count = 0;
+  std::int32_t next;  // the state stored before this one with the same bucket; -1: none
+};
+
+// States that were searched, in buckets by the hash of their keys.
+template <typename Bits>
+class Memory {
+ public:
+  // Calls covers(state) for the states with the key of `entry`, until it returns true; stores the
+  // entry if it never does.
+  template <typename F>
+  bool find_or_store(const Remembered<Bits>& entry, const F& covers) {
+    const std::size_t hash = entry.key.hash();
+    for (std::int32_t at = first_[hash & (first_.size() - 1)]; at >= 0; at = states_[at].next) {
+      if (states_[at].key == entry.key && covers(states_[at])) return true;
+    }
+    if (states_.size() == kMaxRemembered) return false;
+    if (states_.size() == first_.size()) spread(4 * first_.size());
+    states_.push_back(entry);
+    link(static_cast<std::int32_t>(states_.size()) - 1);
+    return false;
+  }
+
+ private:
+  void spread(std::size_t buckets) {
+    first_.assign(buckets, -1);
+    for (std::size_t at = 0; at < states_.size(); ++at) link(static_cast<std::int32_t>(at));
+  }
+  void link(std::int32_t at) {
+    Remembered<Bits>& state = states_[at];
+    std::int32_t& first = first_[state.key.hash() & (first_.size() - 1)];
+    state.next = first;
+    first = at;
+  }
+
+  std::vector<Remembered<Bits>> states_;
+  std::vector<std::int32_t> first_ = std::vector<std::int32_t>(256, -1);
 };
 
 template <typename Bits>
@@ -86,6 +118,7 @@ class Search {
     State<Bits> root;
     root.partial = facts_.beginning();
     root.first = 0;
+    root.begun = false;
     root.barred = 0;
     std::fill(root.passed, root.passed + kMaxModes, Bits{0});
     explore(root, 0);
@@ -103,6 +136,7 @@ class Search {
     std::int32_t op;      // an operator, kWait or kEnd
     std::int32_t useful;  // position among the operator's useful modes
     std::int32_t turn;    // position of the operator in start order
+    bool by_itself;       // whether nothing else starts until it ends
   };
 
   bool too_late(double bound_s) const noexcept { return bound_s >= below_s_ * (1.0 - kSame); }
@@ -110,68 +144,70 @@ class Search {
   // Records the operators that could start and do not, before time advances to the next finish.
   void pass(State<Bits>* s) const noexcept {
     std::fill(s->passed, s->passed + facts_.most_useful(), Bits{0});
-    for_ops(facts_.all() & ~s->partial.started, [&](int op) {
-      if (!facts_.may_start(s->partial, op)) return;
+    for_ops(s->partial.ready, [&](int op) {
       for (int u = 0; u < facts_.useful_count(op); ++u) {
         if (facts_.fits(s->partial, facts_.useful(op, u))) s->passed[u] |= op_bit<Bits>(op);
       }
     });
   }
 
-  // If nothing runs, a ready operator that does not start alone now never runs alone; those that
-  // start alone do so in order of their number.
-  void bar(State<Bits>* s, int op, bool alone) const noexcept {
+  // Those of the ready operators that were passed in every mode that allows overlap.
+  Bits held(Bits ready, const Bits* passed) const noexcept {
+    for (int u = 0; u < facts_.most_useful(); ++u) ready &= passed[u] | facts_.no_overlap(u);
+    return ready;
+  }
+
+  // If nothing runs, a ready operator that does not run by itself now never does; those that do run
+  // in order of their number.
+  void bar(State<Bits>* s, int op, bool by_itself) const noexcept {
     if (s->partial.running_count > 0) return;
-    const Bits below = alone ? op_bit<Bits>(op) - 1 : ~Bits{0};
-    for_ops(facts_.all() & ~facts_.leaves() & ~s->partial.started & below, [&](int other) {
-      if (facts_.may_start(s->partial, other)) s->barred |= op_bit<Bits>(other);
-    });
+    const Bits below = by_itself ? op_bit<Bits>(op) - 1 : ~Bits{0};
+    s->barred |= s->partial.ready & ~facts_.leaves() & below;
   }
 
   void follow(const Child& child, State<Bits>* s) const noexcept {
-    if (child.op < 0) {
-      facts_.advance(&s->partial);
-      s->first = 0;
-    } else {
-      bar(s, child.op, facts_.alone(child.op, child.useful));
+    if (child.op >= 0) {
+      bar(s, child.op, child.by_itself);
+      s->begun = s->partial.running_count == 0;
       facts_.start(&s->partial, child.op, facts_.useful(child.op, child.useful));
       s->first = child.turn + 1;
+    }
+    if (child.op < 0 || child.by_itself) {
+      if (child.op < 0) pass(s);
+      if (child.by_itself) std::fill(s->passed, s->passed + facts_.most_useful(), Bits{0});
+      facts_.advance(&s->partial);
+      s->first = 0;
+      s->begun = false;
     }
   }
 
   // Whether a stored state dominates this one: at least as far advanced, with no fewer choices.
   bool seen(const State<Bits>& s) {
     const PartialSchedule<Bits>& m = s.partial;
-    Key<Bits> key{m.done & ~facts_.leaves(), 0, 0};
-    for (int i = 0; i < m.running_count; ++i) key.running |= op_bit<Bits>(m.running[i].op);
+    if (m.running_count > kMaxSide) return false;
     Remembered<Bits> entry;
+    entry.key = {m.done & ~facts_.leaves(), 0, 0};
+    for (int i = 0; i < m.running_count; ++i) entry.key.running |= op_bit<Bits>(m.running[i].op);
     entry.now_s = m.now_s;
     entry.done = m.done;
     entry.barred = s.barred & ~m.started;
     std::copy(s.passed, s.passed + facts_.most_useful(), entry.passed);
-    for_ops(key.running, [&](int op) {  // by operator number, independent of start order
+    for_ops(entry.key.running, [&](int op) {  // by operator number, independent of start order
       for (int i = 0; i < m.running_count; ++i) {
         if (m.running[i].op != op) continue;
         const int own = m.running[i].mode - facts_.problem().first_mode[op];
-        key.modes = key.modes * kMaxModes + static_cast<Bits>(own);
-        if (entry.count < kMaxSide) entry.finish_s[entry.count] = m.running[i].finish_s;
-        ++entry.count;
+        entry.key.modes = entry.key.modes * kMaxModes + static_cast<Bits>(own);
+        entry.finish_s[entry.count++] = m.running[i].finish_s;
       }
     });
-    if (entry.count > kMaxSide) return false;
-    std::vector<Remembered<Bits>>& entries = remembered_[key];
-    for (const Remembered<Bits>& other : entries) {
-      if (covers(other, entry)) return true;
-    }
-    if (remembered_count_ < kMaxRemembered) {
-      entries.push_back(entry);
-      ++remembered_count_;
-    }
-    return false;
+    return memory_.find_or_store(
+        entry, [&](const Remembered<Bits>& other) { return covers(other, entry); });
   }
 
   bool covers(const Remembered<Bits>& a, const Remembered<Bits>& b) const noexcept {
     if (a.now_s > b.now_s || (b.done & ~a.done) != 0 || (a.barred & ~b.barred) != 0) return false;
+    // Without the operators that only `a` has done, an operator may have to run by itself.
+    if (a.done != b.done && (a.barred & facts_.no_alone()) != 0) return false;
     for (int i = 0; i < b.count; ++i) {
       if (a.finish_s[i] > b.finish_s[i]) return false;
     }
@@ -183,7 +219,7 @@ class Search {
 
   bool out_of_budget() {
     if (stopped_) return true;
-    if (++nodes_ == (limits_.only_decide ? kBeforeImprovingToDecide : kBeforeImproving)) {
+    if (++nodes_ == kBeforeImproving) {
       improve_schedule(facts_, &best_);
       shortened();
     }
@@ -202,15 +238,13 @@ class Search {
     if (limits_.only_decide && best_.makespan_s < shorter_s) stopped_ = true;
   }
 
-  // Runs the remaining operators alone, one after another.
-  void end_alone(const State<Bits>& s) noexcept {
+  // Runs the remaining operators one after another.
+  void end_in_order(const State<Bits>& s) noexcept {
     double end = s.partial.now_s;
     for_ops(facts_.all() & ~s.partial.started, [&](int op) {
-      int u = 0;
-      while (!facts_.alone(op, u)) ++u;
       start_s_[op] = end;
-      mode_[op] = facts_.useful(op, u) - facts_.problem().first_mode[op];
-      end += facts_.alone_s(op);
+      mode_[op] = facts_.useful(op, 0) - facts_.problem().first_mode[op];
+      end += facts_.shortest_s(op);
     });
     finish(end);
   }
@@ -246,41 +280,64 @@ class Search {
     if (depth >= levels_.size()) levels_.resize(depth + 1);
     std::vector<Child>& children = levels_[depth];
     children.clear();
-    State<Bits> next;
-    const auto consider = [&](int op, int useful, int turn) {
-      Child child{0.0, op < 0 ? -1.0 : facts_.tail_s(op), op, useful, turn};
-      next.partial = s.partial;
-      next.barred = s.barred;
-      follow(child, &next);
-      child.bound_s = facts_.bound(next.partial, next.barred, below_s_ * (1.0 - kSame));
-      if (!too_late(child.bound_s)) insert(child, &children);
-    };
-    Bits ready = 0;
-    for_ops(facts_.all() & ~s.partial.started, [&](int op) {
-      if (facts_.may_start(s.partial, op)) ready |= op_bit<Bits>(op);
-    });
-    for (int turn = s.first; turn < facts_.size(); ++turn) {
+    const Bits ready = s.partial.ready;
+    const Bits turns = facts_.turns(ready);
+    const Bits before = s.first < kMostOps<Bits> ? op_bit<Bits>(s.first) - 1 : ~Bits{0};
+    Bits waiting = held(ready, s.passed);  // operators that do not start alongside others now
+    for_ops(turns & before, [&](int turn) { waiting |= op_bit<Bits>(facts_.start_order(turn)); });
+    const bool idle = s.partial.running_count == 0;
+    const Bits wanted = idle ? 0 : facts_.unhindered(s.partial, 0);
+    if ((wanted & waiting) != 0) return children;  // an earlier start was better
+    for (Bits open = turns & ~before; open != 0; open &= open - 1) {
+      const int turn = first_of(open);
       const int op = facts_.start_order(turn);
-      if ((ready & op_bit<Bits>(op)) == 0) continue;
       const Bits twins = facts_.twins(op) & ready;
       if ((twins & (op_bit<Bits>(op) - 1)) != 0) continue;  // only the first twin is tried
+      if (facts_.mirrors(op, s.partial.started)) continue;
       const Bits own = op_bit<Bits>(op) | twins;
       for (int u = 0; u < facts_.useful_count(op); ++u) {
         if ((s.passed[u] & own) != 0 || !facts_.fits(s.partial, facts_.useful(op, u))) continue;
-        const bool alone = facts_.alone(op, u);
-        if (alone && ((s.barred | facts_.leaves()) & own) != 0) continue;
-        if (!alone && (facts_.urgent(op) & ready) != 0) continue;
-        consider(op, u, turn);
+        if (idle && u == 0 && ((s.barred | facts_.leaves()) & own) == 0) {
+          consider(s, {0.0, facts_.tail_s(op), op, u, turn, true}, waiting, &children);
+        }
+        if (facts_.alone(op, u) || (facts_.urgent(op) & ready) != 0) continue;
+        consider(s, {0.0, facts_.tail_s(op), op, u, turn, false}, waiting, &children);
       }
+      if ((wanted & op_bit<Bits>(op)) != 0) return children;
+      waiting |= op_bit<Bits>(op);
     }
-    if (s.partial.running_count > 0) consider(kWait, -1, 0);
+    // Ready operators on single cores that do not start now do not start as long as a core is free.
+    const bool waits = !idle && !s.begun && wanted == 0;
+    if (waits && facts_.unhindered(s.partial, ready & facts_.one_core()) == 0) {
+      consider(s, {0.0, -1.0, kWait, -1, 0, false}, waiting, &children);
+    }
     const Bits left = facts_.all() & ~s.partial.started;
-    if (s.partial.running_count == 0 && (left & ~facts_.leaves()) == 0) {
+    if (idle && (left & ~facts_.leaves()) == 0) {
       double end = s.partial.now_s;
-      for_ops(left, [&](int op) { end += facts_.alone_s(op); });
-      if (!too_late(end)) insert({end, 0.0, kEnd, -1, 0}, &children);
+      for_ops(left, [&](int op) { end += facts_.shortest_s(op); });
+      if (!too_late(end)) insert({end, 0.0, kEnd, -1, 0, false}, &children);
     }
     return children;
+  }
+
+  // Inserts a child unless its bound is too late. Of the ready operators, those `waiting` do not
+  // start alongside others now.
+  void consider(const State<Bits>& s, Child child, Bits waiting,
+                std::vector<Child>* children) noexcept {
+    const double enough_s = below_s_ * (1.0 - kSame);
+    if (child.op >= 0) {
+      const LayerMode& mode = facts_.problem().modes[facts_.useful(child.op, child.useful)];
+      if (s.partial.now_s + mode.seconds + facts_.rest_s(child.op) >= enough_s) return;
+    }
+    State<Bits> next;
+    next.partial = s.partial;
+    next.barred = s.barred;
+    follow(child, &next);
+    const Bits left = s.partial.ready & next.partial.ready;
+    const bool later = next.first == 0;
+    const Bits holds = later ? held(left, next.passed) : waiting & left;
+    child.bound_s = facts_.bound(next.partial, next.barred, holds, later, enough_s);
+    if (!too_late(child.bound_s)) insert(child, children);
   }
 
   void explore(const State<Bits>& s, std::size_t depth) {
@@ -299,19 +356,17 @@ class Search {
         continue;
       }
       if (child.op == kEnd) {
-        end_alone(s);
+        end_in_order(s);
         continue;
       }
       next = s;
-      if (child.op < 0) pass(&next);
       follow(child, &next);
       if (child.op >= 0) {
         start_s_[child.op] = s.partial.now_s;
         mode_[child.op] =
             facts_.useful(child.op, child.useful) - facts_.problem().first_mode[child.op];
-      } else if (seen(next)) {
-        continue;
       }
+      if (next.first == 0 && seen(next)) continue;
       explore(next, depth + 1);
       if (stopped_) open_s_ = std::min(open_s_, child.bound_s);
     }
@@ -324,8 +379,7 @@ class Search {
   double start_s_[kMostOps<Bits>];
   std::int32_t mode_[kMostOps<Bits>];
   std::vector<std::vector<Child>> levels_;
-  std::unordered_map<Key<Bits>, std::vector<Remembered<Bits>>, KeyHash<Bits>> remembered_;
-  std::size_t remembered_count_ = 0;
+  Memory<Bits> memory_;
   std::int64_t nodes_ = 0;
   bool stopped_ = false;
   double open_s_ = kInfinite;

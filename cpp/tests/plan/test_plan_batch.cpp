@@ -1,8 +1,10 @@
 // Data that the plan kernel caches between plans and between calls changes no answer.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "check.hpp"
@@ -76,7 +78,8 @@ Case two_strategies(unsigned seed) {
   return c;
 }
 
-// A batch reuses sums between plans; a single plan has none to reuse.
+// A batch reuses sums and steps between plans, in any order and with several recomputations of a
+// layout; a single plan has none to reuse.
 void a_batch_is_its_plans_one_by_one(unsigned seed) {
   Case c = two_strategies(seed);
   CHECK(built(c) == Status::kOk);
@@ -94,19 +97,32 @@ void a_batch_is_its_plans_one_by_one(unsigned seed) {
   for (std::size_t n = 1; n <= kFreeLevels; ++n) {
     free_of.push_back([&, n](std::size_t s) { return times_of(n, s); });
   }
-  std::vector<PlanEstimate> found(c.layouts.size());
+  const std::int32_t choices[] = {-1, 0, 1, StageRecompute{0, 1, 1}.code()};
+  std::vector<std::pair<std::int64_t, std::int32_t>> plans;
+  for (std::size_t k = 0; k < c.layouts.size(); ++k) {
+    for (std::size_t n = 0; n <= (k + seed) / 3 % 3; ++n) {
+      plans.emplace_back(static_cast<std::int64_t>(k), choices[(k + seed + n) / 2 % 4]);
+    }
+  }
+  std::mt19937 random(seed);
+  if (seed % 2 != 0) std::shuffle(plans.begin(), plans.end(), random);
+  std::vector<PlanEstimate> found(plans.size());
+  std::vector<std::int64_t> layouts;
   std::vector<std::int32_t> variants;
-  for (std::size_t k = 0; k < found.size(); ++k) {
-    variants.push_back(static_cast<std::int32_t>((k + seed) / 2 % 3) - 1);
+  for (const auto& [layout, variant] : plans) {
+    layouts.push_back(layout);
+    variants.push_back(variant);
   }
   c.space.estimate_even(
-      0, variants, [&](std::size_t s) { return times_of(0, s); }, free_of, c.memory_limit,
-      [&](std::size_t row, const PlanEstimate& own) { found[row] = own; });
+      layouts, variants, [&](std::size_t s) { return times_of(0, s); }, free_of, c.memory_limit,
+      [&](std::span<const std::size_t> rows, std::span<const PlanEstimate> own) {
+        for (std::size_t k = 0; k < rows.size(); ++k) found[rows[k]] = own[k];
+      });
   Case slow = two_strategies(seed);  // only exchanges and messages take longer
   for (double& rate : slow.fabric.bytes_per_s) rate /= 7.0;
   CHECK(built(slow) == Status::kOk);
   for (std::size_t k = 0; k < found.size(); ++k) {
-    const std::size_t row = k;
+    const auto row = static_cast<std::size_t>(layouts[k]);
     const auto strategy = static_cast<std::size_t>(c.layouts[row].strategy);
     const KindTimes times = times_of(0, strategy);
     std::vector<KindTimes> free;
@@ -116,7 +132,10 @@ void a_batch_is_its_plans_one_by_one(unsigned seed) {
         c.space.even_partition(row, times, variants[k], c.memory_limit, &partition);
     CHECK((status == PlanStatus::kOk) == std::isfinite(found[k].time_s));
     if (status != PlanStatus::kOk) continue;
-    const PlanEstimate one = c.space.estimate(row, partition, times, free, c.memory_limit, nullptr);
+    std::vector<StageEstimate> stages;  // of a plan with stages, no stage is skipped
+    const PlanEstimate one = c.space.estimate(row, partition, times, free, c.memory_limit, &stages);
+    CHECK(one.fullest == found[k].fullest && one.instant == found[k].instant);
+    for (const StageEstimate& own : stages) CHECK(total(own.memory) <= found[k].memory_bytes);
     CHECK(one.time_s == found[k].time_s && one.memory_bytes == found[k].memory_bytes);
     CHECK(one.energy_j == found[k].energy_j && one.status == found[k].status);
     const PlanParts& a = one.parts;

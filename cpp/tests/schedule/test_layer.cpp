@@ -110,7 +110,7 @@ void schedules_are_improved() {
     do {
       random_problem(numbers, 30, p.get());
     } while (p->size < 16);
-    const LayerSolution cut = solve_layer(*p, {260, kInfinite, nullptr, nullptr});
+    const LayerSolution cut = solve_layer(*p, {2060, kInfinite, nullptr, nullptr});
     check_schedule(*p, cut);
     listed_s += best_list_schedule(LayerFacts<OpBits>(*p)).makespan_s;
     improved_s += cut.makespan_s;
