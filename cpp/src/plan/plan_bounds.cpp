@@ -927,7 +927,7 @@ class InterleavedClasses {
     const int extras = total % places;
     const int most_extras = std::min(l.vpp, extras);  // of a stage
     const double chunks = l.vpp;
-    const double wrap_s = (chunks - 1.0) * (l.pp == 2 ? costs_.message_s[1] : layout_.wrap_s);
+    const double wrap_s = (chunks - 1.0) * (l.pp == 2 ? layout_.message_s[1] : layout_.wrap_s);
     const double fewest = chunks * base - first;
     const double after_s = tail_s(fewest, fewest + most_extras) + layout_.exchange_s;
     double least = 0.0;
@@ -935,8 +935,8 @@ class InterleavedClasses {
     more_s_.clear();
     for (int k = 0; k < l.pp; ++k) {
       const bool end = k + 1 == l.pp;
-      const double in_s = k > 0 ? costs_.message_s[at(k)] : 0.0;
-      const double out_s = end ? 0.0 : costs_.message_s[at(k) + 1];
+      const double in_s = k > 0 ? layout_.message_s[at(k)] : 0.0;
+      const double out_s = end ? 0.0 : layout_.message_s[at(k) + 1];
       Stage stage{chunks * (in_s + out_s), before_s, capacities_.in_flight[at(l.pp - 1 - k)],
                   k == 0, end};
       if (k == 0) stage.fixed_s += wrap_s + first_.passes_s();
