@@ -130,6 +130,61 @@ struct Pairs {
   std::vector<std::int32_t> from, to;
 };
 
+// Estimates as columns, numbers and codes apart.
+class EstimateColumns {
+ public:
+  explicit EstimateColumns(std::size_t rows)
+      : rows_(rows), numbers_({kNumbers, rows}), codes_({std::size_t{3}, rows}) {}
+
+  // Writes estimate k into row row_of(k), column by column: neighbouring plans often have
+  // neighbouring rows. Needs no GIL.
+  template <typename RowOf>
+  void put(std::span<const PlanEstimate> found, const RowOf& row_of) {
+    for (std::size_t c = 0; c < kNumbers; ++c) {
+      const char* from = reinterpret_cast<const char*>(found.data()) + c * sizeof(double);
+      for (std::size_t k = 0; k < found.size(); ++k, from += sizeof(PlanEstimate)) {
+        std::memcpy(&number_[c * rows_ + row_of(k)], from, sizeof(double));
+      }
+    }
+    for (std::size_t k = 0; k < found.size(); ++k) {
+      const std::size_t row = row_of(k);
+      code_[row] = found[k].fullest;
+      code_[rows_ + row] = found[k].status;
+      code_[2 * rows_ + row] = found[k].instant;
+    }
+  }
+
+  py::object frozen() && {
+    return py::make_tuple(freeze(std::move(numbers_)), freeze(std::move(codes_)));
+  }
+
+ private:
+  static constexpr std::size_t kNumbers = offsetof(PlanEstimate, fullest) / sizeof(double);
+  std::size_t rows_;
+  py::array_t<double> numbers_;
+  py::array_t<std::int32_t> codes_;
+  std::span<double> number_ = writable(numbers_);
+  std::span<std::int32_t> code_ = writable(codes_);
+};
+
+// Calls one(numbers) for disjoint lists of the numbers below `count`. Plans take unequal times, so
+// each thread takes every so many blocks of them.
+template <typename One>
+void deal_out(std::size_t count, int threads, const One& one) {
+  constexpr std::size_t kBlock = 768;
+  const auto at_most = static_cast<std::size_t>(std::max(threads, 1));
+  const std::size_t ways = std::clamp<std::size_t>(count / kBlock, 1, at_most);
+  parallel_for(ways, threads, 1, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t way = begin; way < end; ++way) {
+      std::vector<std::size_t> own;
+      for (std::size_t first = way * kBlock; first < count; first += ways * kBlock) {
+        for (std::size_t k = first; k < std::min(first + kBlock, count); ++k) own.push_back(k);
+      }
+      one(own);
+    }
+  });
+}
+
 class PyPlanSpace {
  public:
   PyPlanSpace(const py::object& fabric, std::int64_t devices, const py::object& training,
@@ -190,62 +245,33 @@ class PyPlanSpace {
       placed[static_cast<std::size_t>(own)] = 1;
     }
     const int workers = checked_threads(threads);
-    constexpr std::size_t kBlock = 768;
-    const auto at_most = static_cast<std::size_t>(std::max(workers, 1));
-    constexpr std::size_t kNumbers = offsetof(PlanEstimate, fullest) / sizeof(double);
-    py::array_t<double> numbers({kNumbers, rows});
-    py::array_t<std::int32_t> codes({std::size_t{3}, rows});
-    const std::span<double> number = writable(numbers);
-    const std::span<std::int32_t> code = writable(codes);
-    // Column by column: neighbouring plans often have neighbouring rows.
-    const auto put = [&](std::size_t count, const PlanEstimate* found, const auto& row_of_plan) {
-      for (std::size_t c = 0; c < kNumbers; ++c) {
-        const char* from = reinterpret_cast<const char*>(found) + c * sizeof(double);
-        for (std::size_t k = 0; k < count; ++k, from += sizeof(PlanEstimate)) {
-          std::memcpy(&number[c * rows + row_of_plan(k)], from, sizeof(double));
-        }
-      }
-      for (std::size_t k = 0; k < count; ++k) {
-        const std::size_t row = row_of_plan(k);
-        code[row] = found[k].fullest;
-        code[rows + row] = found[k].status;
-        code[2 * rows + row] = found[k].instant;
-      }
-    };
+    EstimateColumns columns(rows);
     {
       const py::gil_scoped_release release;
       PlanEstimate none{};
       none.time_s = std::numeric_limits<double>::quiet_NaN();
       for (std::size_t row = 0; row < rows; ++row) {
         none.status = known[row];
-        if (placed[row] == 0) put(1, &none, [&](std::size_t) { return row; });
+        if (placed[row] == 0) columns.put({&none, 1}, [&](std::size_t) { return row; });
       }
-      // Plans take unequal times: each thread estimates every so many blocks of plans.
-      const std::size_t ways = std::clamp<std::size_t>(plans / kBlock, 1, at_most);
-      parallel_for(ways, workers, 1, [&](std::size_t begin, std::size_t end) {
-        for (std::size_t way = begin; way < end; ++way) {
-          std::vector<std::size_t> own;  // numbers of plans
-          for (std::size_t first = way * kBlock; first < plans; first += ways * kBlock) {
-            for (std::size_t k = first; k < std::min(first + kBlock, plans); ++k) own.push_back(k);
-          }
-          std::vector<std::int64_t> own_layouts;
-          std::vector<std::int32_t> own_variants;
-          for (const std::size_t k : own) {
-            own_layouts.push_back(layouts[k]);
-            own_variants.push_back(chosen[k]);
-          }
-          space_.estimate_even(
-              own_layouts, own_variants, [&](std::size_t s) { return timed[s]; }, free_of,
-              usable_bytes,
-              [&](std::span<const std::size_t> numbers_of, std::span<const PlanEstimate> found) {
-                put(found.size(), found.data(), [&](std::size_t k) {
-                  return static_cast<std::size_t>(places[own[numbers_of[k]]]);
-                });
-              });
+      deal_out(plans, workers, [&](const std::vector<std::size_t>& own) {
+        std::vector<std::int64_t> own_layouts;
+        std::vector<std::int32_t> own_variants;
+        for (const std::size_t k : own) {
+          own_layouts.push_back(layouts[k]);
+          own_variants.push_back(chosen[k]);
         }
+        space_.estimate_even(
+            own_layouts, own_variants, [&](std::size_t s) { return timed[s]; }, free_of,
+            usable_bytes,
+            [&](std::span<const std::size_t> numbers_of, std::span<const PlanEstimate> found) {
+              columns.put(found, [&](std::size_t k) {
+                return static_cast<std::size_t>(places[own[numbers_of[k]]]);
+              });
+            });
       });
     }
-    return py::make_tuple(freeze(std::move(numbers)), freeze(std::move(codes)));
+    return std::move(columns).frozen();
   }
 
   // One plan in full: its estimate and its stages. `times` has one row per strategy or, like
@@ -831,6 +857,37 @@ LayoutRecord layout_of_key(const std::int64_t* key) noexcept {
   return {code(0), code(3), code(1), code(2), code(5), code(6), key[7], key[4], key[8]};
 }
 
+// The shape of each layout, numbered in the order of shapes.
+std::vector<std::size_t> shapes_of(const DistinctKeys& layouts) {
+  DistinctKeys shapes(kShapeWidth);
+  std::vector<std::size_t> shape_of;
+  for (std::size_t k = 0; k < layouts.count(); ++k) {
+    const std::int64_t* key = layouts.at(static_cast<std::int32_t>(k));
+    shape_of.push_back(static_cast<std::size_t>(shapes.number_of(key)));
+  }
+  const std::vector<std::int32_t> places = places_of(shapes.sorted());
+  for (std::size_t& shape : shape_of) shape = static_cast<std::size_t>(places[shape]);
+  return shape_of;
+}
+
+// The key of a row's layout for laid_out().
+std::array<std::int64_t, kLayoutWidth> layout_key(std::int64_t strategy, const PlanWidths& w,
+                                                  std::int64_t global_batch) {
+  if (w.dp < 1 || w.micro_batch < 1) throw InvalidInput("widths: expected 1 or more");
+  const auto narrow = [](std::int64_t value) {  // no plan has a larger one
+    return std::min<std::int64_t>(value, std::numeric_limits<std::int32_t>::max());
+  };
+  return {narrow(strategy),
+          narrow(w.pp),
+          narrow(w.vpp),
+          narrow(w.schedule),
+          global_batch / (w.dp * w.micro_batch),
+          narrow(w.zero),
+          narrow(w.rank_order),
+          w.dp,
+          w.shard};
+}
+
 // The plans of the rows that have a strategy (others have -1), in an order in which plans of one
 // shape are adjacent: the distinct layouts, and the layout, variant and row of each plan.
 py::object laid_out(const py::sequence& widths, const py::object& strategy,
@@ -843,32 +900,19 @@ py::object laid_out(const py::sequence& widths, const py::object& strategy,
   std::vector<std::int64_t> layout_of(rows);
   const auto key_of = [&](std::size_t i, std::int64_t* key) {
     if (strategies[i] < 0) return false;
-    const PlanWidths w = columns[i];
-    if (w.dp < 1 || w.micro_batch < 1) throw InvalidInput("widths: expected 1 or more");
-    const std::int64_t layout[kLayoutWidth] = {
-        strategies[i], w.pp,         w.vpp, w.schedule, global_batch / (w.dp * w.micro_batch),
-        w.zero,        w.rank_order, w.dp,  w.shard};
-    for (std::size_t k = 0; k < kLayoutWidth; ++k) {
-      const bool wide = k == 4 || k >= 7;  // others are 32 bits; no plan has a larger one
-      constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
-      key[k] = wide ? layout[k] : std::min(layout[k], kMost);
-    }
+    const auto own = layout_key(strategies[i], columns[i], global_batch);
+    std::copy(own.begin(), own.end(), key);
     return true;
   };
   const DistinctKeys keys = [&] {
     const py::gil_scoped_release release;
     return number_rows(kLayoutWidth, layout_of, workers, key_of);
   }();
-  DistinctKeys shapes(kShapeWidth);
-  std::vector<std::size_t> shape_of;  // by layout
-  for (std::size_t k = 0; k < keys.count(); ++k) {
-    shape_of.push_back(
-        static_cast<std::size_t>(shapes.number_of(keys.at(static_cast<std::int32_t>(k)))));
-  }
-  const std::vector<std::int32_t> shape_places = places_of(shapes.sorted());
-  for (std::size_t& shape : shape_of) shape = static_cast<std::size_t>(shape_places[shape]);
+  const std::vector<std::size_t> shape_of = shapes_of(keys);
+  const std::size_t shapes =
+      shape_of.empty() ? 0 : *std::max_element(shape_of.begin(), shape_of.end()) + 1;
   // Plans and layouts by the place of their shape, those of one shape in the order of rows.
-  std::vector<std::size_t> next(shapes.count() + 1, 0);
+  std::vector<std::size_t> next(shapes + 1, 0);
   std::vector<std::size_t> next_layout(next.size(), 0);
   for (const std::size_t shape : shape_of) ++next_layout[shape + 1];
   for (const std::int64_t layout : layout_of) {

@@ -62,7 +62,7 @@ def test_a_part_of_the_groups_has_the_bounds_that_all_have():
     whole, part = table_of(groups, with_energy=True), table_of(groups, with_energy=True)
     whole.bound_all()
     for some in ([1, 3], [0, 2]):
-        part.bound(0, np.array(some), 1)
+        part._bound_by_rooflines([0], np.array(some))
         assert part.least[0, some].tolist() == whole.least[0, some].tolist()
         assert part.energy[0, some].tolist() == whole.energy[0, some].tolist()
     assert len(set(whole.least[0].tolist())) == 4

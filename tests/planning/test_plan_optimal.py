@@ -1,6 +1,7 @@
 """`plan` is never beaten by a plan that it could score, lists what it was asked for, and no bound of it is above."""
 
 import math
+import itertools
 import random
 from itertools import accumulate, islice
 
@@ -132,7 +133,8 @@ def test_every_plan_that_predict_scores_is_one_that_was_looked_at(cases):
 def test_plans_of_a_search_that_was_stopped_are_listed_by_their_seconds(seed):
     """Though bounds of layers ranked them, since few were scheduled."""
     problem = random_problem(random.Random(seed), 6, 16)
-    found = plan(*problem, top=20, threads=1, stop=lambda: True)
+    asked = itertools.count()  # the first waves are of few layouts
+    found = plan(*problem, top=20, threads=1, stop=lambda: next(asked) >= 3)
     assert not found.complete
     seconds = [each.time_s for each in found.plans]
     assert len(seconds) == 20
@@ -542,7 +544,7 @@ def test_a_search_that_is_stopped_reaches_no_further(memory_gib, monkeypatch):
     asked = []
     planner._evaluator.cache_clear()
     stopped = plan(*problem, top=1, threads=1, stop=lambda: not asked.append(1))
-    assert len(asked) == 1
+    assert 1 <= len(asked) <= 2  # once more where what was left is slower than what was found
     assert not stopped.complete
     assert stopped.bound_s <= plan(*problem, top=1, threads=1).best.time_s
 

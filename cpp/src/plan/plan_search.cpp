@@ -206,8 +206,8 @@ class Layouts {
   }
 
   // Solves every layout that may have a plan of interest: `limit` returns the time limit of a
-  // candidate's plan, `offer` is called with the plans found, in the order of the bounds. If `stop`
-  // returns true after a wave (kWave layouts), the other layouts are left open.
+  // candidate's plan, `offer` is called with the plans found, in the order of the bounds. If
+  // `stop`, asked after every kWave layouts, returns true, the other layouts are left open.
   template <typename Limit, typename Offer>
   SettledLayouts settle(int threads, const Limit& limit, const Offer& offer,
                         const AskedToStop& stop = {}) {
@@ -221,7 +221,6 @@ class Layouts {
     PlayedSteps played;
     std::vector<Candidate> wave;
     std::vector<double> below;
-    std::size_t last = 0;  // most layouts of the last wave
     while (!queue_.empty()) {
       if (settled.solved > 0 && stop && stop()) {
         settled.open_s = queue_.least_s();
@@ -229,7 +228,7 @@ class Layouts {
       }
       wave.clear();
       below.clear();
-      const std::size_t most = settled.solved == 0 ? kFirstWave : std::min(kWave, 2 * last);
+      const std::size_t most = std::clamp(at(settled.solved), kFirstWave, kWave);
       while (!queue_.empty() && wave.size() < most) {
         Candidate own = queue_.take();
         const double most_s = limit(own, totals_[strategy_of(own)]);
@@ -242,7 +241,6 @@ class Layouts {
         wave.push_back(own);
         below.push_back(most_s);
       }
-      last = most;
       settled.solved += static_cast<std::int64_t>(wave.size());
       settled.empty += solve(wave, below, threads, 0, &played, &partly, offer_best);
     }
@@ -333,6 +331,14 @@ CandidateQueue queue_of(const PlanSpaceImpl& space, std::size_t list, double wor
   return queue;
 }
 
+// Takes a plan, which then limits others, unless the best one so far comes before it.
+void take_better(const PlanSpaceImpl& space, PlacedPlan found, PlacedPlan* best, double* limit_s) {
+  if (found.time_s == kInfinite) return;
+  if (best->layout >= 0 && comes_before(space, *best, found)) return;
+  *best = std::move(found);
+  *limit_s = std::min(*limit_s, best->time_s);
+}
+
 }  // namespace
 
 bool comes_before(const PlanSpaceImpl& space, const PlacedPlan& a, const PlacedPlan& b) {
@@ -355,12 +361,6 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
     return solver->best(space, at(c.layout), times, space.bounds.memory_limits[memory_limit], limit,
                         c.load_s, work, c.classes);
   };
-  const auto take = [&](PlacedPlan found) {
-    if (found.time_s == kInfinite) return;
-    if (best.layout >= 0 && comes_before(space, best, found)) return;
-    best = std::move(found);
-    limit = std::min(limit, best.time_s);
-  };
   const std::size_t list = at(strategy) * space.bounds.memory_limits.size() + memory_limit;
   // The best layout on the chip before: its plan limits the others.
   std::int64_t& last = solver->last_best(list);
@@ -370,7 +370,7 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
     PlacedPlan found = solve(c, 0);
     if (found.open_s == kInfinite) {
       solved = last;
-      take(std::move(found));
+      take_better(space, std::move(found), &best, &limit);
     }
   }
   CandidateQueue queue = queue_of(
@@ -391,14 +391,14 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
       partly.push_back(c);
       partly.back().bound_s = std::max(c.bound_s, found.open_s);
     }
-    take(std::move(found));
+    take_better(space, std::move(found), &best, &limit);
   }
   double open_s = kInfinite;
   for (const Candidate& c : partly) {  // solved again with more work
     if (c.bound_s > limit) continue;
     PlacedPlan found = solve(c, kMuchWork);
     if (found.open_s < kInfinite) open_s = std::min(open_s, std::max(c.bound_s, found.open_s));
-    take(std::move(found));
+    take_better(space, std::move(found), &best, &limit);
   }
   best.open_s = open_s < limit ? open_s : kInfinite;
   if (best.layout >= 0) last = best.layout;
