@@ -1,7 +1,7 @@
 """`plan` is never beaten by a plan that it could score, lists what it was asked for, and no bound of it is above."""
 
-import math
 import itertools
+import math
 import random
 from itertools import accumulate, islice
 
@@ -133,11 +133,11 @@ def test_every_plan_that_predict_scores_is_one_that_was_looked_at(cases):
 def test_plans_of_a_search_that_was_stopped_are_listed_by_their_seconds(seed):
     """Though bounds of layers ranked them, since few were scheduled."""
     problem = random_problem(random.Random(seed), 6, 16)
-    asked = itertools.count()  # the first waves are of few layouts
-    found = plan(*problem, top=20, threads=1, stop=lambda: next(asked) >= 3)
+    asked = itertools.count()  # the first wave has four layouts, the second as many
+    found = plan(*problem, top=20, threads=1, stop=lambda: next(asked) >= 1)
     assert not found.complete
     seconds = [each.time_s for each in found.plans]
-    assert len(seconds) == 20
+    assert len(seconds) >= 8
     assert seconds == sorted(seconds)
 
 
