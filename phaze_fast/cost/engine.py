@@ -153,19 +153,6 @@ class Costs(Brief):
         seconds: Array = self._network_s[self._places_of(graphs)]
         return seconds
 
-    def at(self, chips: Array) -> Costs:
-        """Return the costs on some of the chips, by position."""
-        tables = [table._replace(chip_of=table.chip_of[chips]) for table in self._tables]
-        return replace(
-            self,
-            chips=len(chips),
-            cores=self.cores[chips],
-            _tables=tuple(tables),
-            _static_w=self._static_w[chips],
-            _limit_w=self._limit_w[chips],
-            _on_chip={},
-        )
-
     def only(self, graphs: Sequence[int]) -> Costs:
         """Return the costs of some of the graphs, by position."""
         kept = tuple(self.graphs[at] for at in graphs)

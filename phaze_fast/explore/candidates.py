@@ -293,10 +293,6 @@ class CandidateTable:
             at = np.searchsorted(known, groups)
         return priced.at(at)
 
-    def forget_prices(self) -> None:
-        """Free the priced chips, where no further step will use them."""
-        self._priced.clear()
-
     def schedule(
         self,
         s: int,

@@ -402,10 +402,6 @@ class FixedParts:
     launching_s: Array
     """Seconds of the optimiser's products (`step_s`), and in which the host launches these."""
 
-    def at(self, rows: Any) -> FixedParts:
-        """Select some rows."""
-        return FixedParts(*[own[rows] for own in vars(self).values()])
-
     @classmethod
     def of(cls, sizes: StrategySizes, costs: Costs, hbm_bytes_per_s: Array) -> FixedParts:
         """Build the parts of a strategy from the costs of its layers, one row per chip."""

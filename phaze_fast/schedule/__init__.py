@@ -10,6 +10,5 @@ from phaze_fast.schedule.instance import read_instances as read_instances
 from phaze_fast.schedule.instance import topological_order as topological_order
 from phaze_fast.schedule.layers import RULES as RULES
 from phaze_fast.schedule.layers import LayerTimes as LayerTimes
-from phaze_fast.schedule.layers import layer_makespans as layer_makespans
 from phaze_fast.schedule.layers import schedule_instances as schedule_instances
 from phaze_fast.schedule.layers import schedule_layers as schedule_layers

@@ -175,7 +175,6 @@ def _scheduled(
     limits: _Limits,
     cache: ScheduleCache | None = None,
     enough_s: Array | None = None,
-    only_decide: bool = False,
 ) -> _Solved:
     """Schedule one graph on every chip: sequentially, from the cache, or by branch and bound."""
     layer, one, every, cores = problem
@@ -201,7 +200,6 @@ def _scheduled(
         cores.reshape(-1),
         *limits,
         enough,
-        only_decide,
     )
     _raise_for(layer.name, status)
     shape = (chips, ops)
@@ -254,46 +252,6 @@ def _looked_up(
     bound = np.where(proved > 0, makespan, np.minimum(makespan, bound * longest * (1 - 1e-13)))
     shape = (chips, ops)
     return _Solved(makespan, bound, proved, nodes, start.reshape(shape), mode.reshape(shape))
-
-
-def layer_makespans(
-    costs: Costs,
-    wanted: Array,
-    max_nodes: int,
-    threads: int = 1,
-    enough_s: Array | None = None,
-    only_decide: bool = False,
-) -> tuple[Array, Array, Array]:
-    """Compute makespans, bounds and whether they are proven, of some layers on some chips.
-
-    The values are those of `schedule_layers` without a cache; arrays have shape (graphs, chips).
-
-    Parameters
-    ----------
-    costs
-        From `estimate_costs`.
-    wanted
-        Which layers to schedule; values of the others are NaN, and not proven.
-    max_nodes, threads, enough_s
-        As for `schedule_layers`.
-    only_decide
-        Whether to end a search also once it finds a schedule shorter than `enough_s`.
-    """
-    makespan_s, bound_s = np.full(wanted.shape, np.nan), np.full(wanted.shape, np.nan)
-    proven = np.zeros(wanted.shape, dtype=bool)
-    limits = _Limits(False, max_nodes, float("inf"), threads)
-    for i, layer in enumerate(costs.graphs):
-        at = np.flatnonzero(wanted[i])
-        if not len(at):
-            continue
-        some = costs if len(at) == costs.chips else costs.at(at)
-        cores = np.ascontiguousarray(some.cores)
-        problem = _Problem(layer, some.one_core_s(i), some.time_s(i), cores)
-        enough = None if enough_s is None else enough_s[i, at]
-        solved = _scheduled(problem, limits, None, enough, only_decide)
-        makespan_s[i, at], bound_s[i, at] = solved.makespan, solved.bound
-        proven[i, at] = solved.proved > 0
-    return makespan_s, bound_s, proven
 
 
 def schedule_layers(

@@ -119,8 +119,9 @@ def test_some_small_searches(numbers: range, count: int) -> None:
     assert sum(map(held, numbers)) == count
 
 
-SMALL = (7, 24, 4, 16, 13, 20, 17, 15, 15, 18, 12, 18, 24, 12, 18, 14, 22, 14, 20, 9)
-"""Designs of each ten searches that are the same."""
+SMALL = (7, 24, 4, 16, 13, 20, 17, 15, 14, 18, 12, 18, 24, 12, 18, 14, 22, 14, 20, 9)
+"""Designs of each ten searches that are the same. One of the ninth ten is 0.6% faster: its layers
+are proven within the node limit now."""
 
 
 @first_slow("block", range(20), slow=4)
