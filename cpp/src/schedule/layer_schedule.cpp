@@ -322,8 +322,7 @@ class Search {
 
   // Inserts a child unless its bound is too late. Of the ready operators, those `waiting` do not
   // start alongside others now.
-  void consider(const State<Bits>& s, Child child, Bits waiting,
-                std::vector<Child>* children) {
+  void consider(const State<Bits>& s, Child child, Bits waiting, std::vector<Child>* children) {
     const double enough_s = below_s_ * (1.0 - kSame);
     if (child.op >= 0) {
       const LayerMode& mode = facts_.problem().modes[facts_.useful(child.op, child.useful)];
