@@ -137,7 +137,7 @@ class LayersOnChips {
                   TimesRow* least) const;
 
  private:
-  // What an operator costs on a chip, and what follows for the passes whatever their schedules.
+  // What an operator costs on a chip, and what follows for passes independent of their schedules.
   struct Priced;
   struct Root {
     double list_s = 0.0;  // makespan of the list schedule

@@ -42,7 +42,7 @@ KindTimes TimesRow::times() const noexcept {
           hbm_bytes_per_s, static_w, from(4), limit_w};
 }
 
-// ---- costs of operators, and what follows for passes whatever their schedules ----
+// ---- costs of operators, and what follows for passes independent of their schedules ----
 
 struct LayersOnChips::Priced {
   Priced(std::size_t ops, std::size_t kinds, std::size_t variants)
