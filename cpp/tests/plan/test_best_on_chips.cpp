@@ -265,7 +265,15 @@ int one_case(unsigned seed) {
   Layers layers[2];
   std::vector<const LayersOnChips*> cores;
   for (Layers& own : layers) {
-    draw_layers(own, random, 2, seed % 2 == 0);
+    std::mt19937 drawn(2 * seed + (&own == layers ? 0 : seed % 2));
+    draw_layers(own, drawn, 2, seed % 2 == 0);
+    if (seed % 2 == 0 && &own != layers) {  // the same layers, a little faster
+      for (auto* seconds : {own.time_s, own.one_s}) {
+        for (int t = 0; t < 2; ++t) {
+          for (double& each_s : seconds[t]) each_s *= 0.98;
+        }
+      }
+    }
     CHECK(own.core.build(own.graphs(), own.costs()) == Status::kOk);
     cores.push_back(&own.core);
   }
