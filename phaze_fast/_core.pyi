@@ -215,6 +215,15 @@ def op_costs(
     static_w: _Array,
     threads: int,
 ) -> _Array: ...
+def op_figures(
+    ops: _Array,
+    chips: _Array,
+    tuning_of: _Array,
+    tunings: _Array,
+    precision: tuple[float, ...],
+    energy_table: _Array,
+    threads: int,
+) -> tuple[_Array, _Array, _Array, _Array]: ...
 def sums_of_sets(values: _Array, in_set: _Array, rows: int) -> _Array: ...
 def array_cycles(
     m: _Array,

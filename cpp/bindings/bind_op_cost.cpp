@@ -43,6 +43,27 @@ py::array_t<CostRecord> costs(const py::object& ops, const py::object& chips,
       });
 }
 
+// Seconds on all cores and on one, lower bounds, and joules: (chips, operators), flat.
+py::tuple figures(const py::object& ops, const py::object& chips, const py::object& tuning_of,
+                  const py::object& tunings, const PrecisionTuple& precision,
+                  const py::object& energy_table, int threads) {
+  const auto listed = view<OperatorRecord>(ops, "ops");
+  const ChipBatch batch = batch_of(chips, tuning_of, tunings, precision);
+  const auto count = static_cast<py::ssize_t>(batch.chips.size());
+  const auto tables = view<EnergyTable>(energy_table, "energy_table", count);
+  const int workers = checked_threads(threads);
+  const auto cells = static_cast<py::ssize_t>(listed.size()) * count;
+  py::array_t<double> time_s(cells), one_core_s(cells), bound_s(cells), dynamic_j(cells);
+  const OpFigures out{writable(time_s), writable(one_core_s), writable(bound_s),
+                      writable(dynamic_j)};
+  {
+    const py::gil_scoped_release release;
+    op_figures_batch(listed, batch, tables, out, workers);
+  }
+  return py::make_tuple(freeze(std::move(time_s)), freeze(std::move(one_core_s)),
+                        freeze(std::move(bound_s)), freeze(std::move(dynamic_j)));
+}
+
 py::array_t<double> energy_bounds(const py::object& ops, const py::object& chips,
                                   const py::object& tuning_of, const py::object& tunings,
                                   const PrecisionTuple& precision, const py::object& energy_table,
@@ -230,6 +251,8 @@ void bind_op_cost(py::module_& module) {
   module.def("op_costs", &costs, py::arg("ops"), py::arg("chips"), py::arg("tuning_of"),
              py::arg("tunings"), py::arg("precision"), py::arg("one_core"), py::arg("energy_table"),
              py::arg("static_w"), py::arg("threads"));
+  module.def("op_figures", &figures, py::arg("ops"), py::arg("chips"), py::arg("tuning_of"),
+             py::arg("tunings"), py::arg("precision"), py::arg("energy_table"), py::arg("threads"));
   module.def("sums_of_sets", &sums, py::arg("values"), py::arg("in_set"), py::arg("rows"));
   module.def("array_cycles", &cycles, py::arg("m"), py::arg("k"), py::arg("n"), py::arg("rows"),
              py::arg("cols"), py::arg("dataflow"), py::arg("overlapped"), py::arg("threads"));

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "cost/chips.hpp"
 #include "numbers.hpp"
 #include "phaze/chip_grid.hpp"
 #include "phaze/collective.hpp"
@@ -187,11 +188,12 @@ void nests_survive() {
 }
 
 void costs_survive() {
-  std::vector<ChipRecord> chips(600);
+  const std::vector<ChipRecord> chips(600, test::tpu());
   std::vector<OperatorRecord> ops(3);
   for (OperatorRecord& op : ops) op.b = op.m = op.k = op.n = 64;
-  const std::vector<TuningRecord> tunings(1);  // a tuning that is refused costs as many allocations
+  const std::vector<TuningRecord> tunings(1, test::neutral());
   const std::vector<std::int32_t> tuning_of(chips.size(), 0);
+  const std::vector<EnergyTable> energy(chips.size());
   std::vector<double> seconds(chips.size() * ops.size());
   const ChipBatch batch{chips, tuning_of, tunings, {2.0, 2.0, 4.0, 1.0}};
   FabricRecord fabric{};
@@ -208,6 +210,7 @@ void costs_survive() {
     survives("costs", [&] {
       op_bound_batch(ops, batch, Cores::kAll, seconds, threads);
       op_time_batch(ops, batch, Cores::kAll, seconds, threads);
+      op_figures_batch(ops, batch, energy, {seconds, seconds, seconds, seconds}, threads);
       return 1.0;
     });
     survives("collectives", [&] {

@@ -8,6 +8,7 @@
 
 #include "../fuzz/bytes.hpp"
 #include "check.hpp"
+#include "cost/chips.hpp"
 #include "numbers.hpp"
 #include "phaze/collective.hpp"
 #include "phaze/layer_batch.hpp"
@@ -18,6 +19,7 @@
 namespace {
 
 using namespace phaze;
+using phaze::test::neutral;
 using phaze::test::Numbers;
 using Answer = std::vector<std::uint8_t>;
 
@@ -39,19 +41,6 @@ struct Inputs {
   FabricRecord fabric{};
   EnergyTable energy{1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0};
 };
-
-TuningRecord neutral() {
-  TuningRecord t{};
-  t.clock_factor = t.vector_launch_share = t.efficiency = 1.0;
-  t.hbm_share = t.hbm_write_share = t.product_hbm_share = t.port_share = 1.0;
-  t.attention_efficiency = t.attention_backward_efficiency = 1.0;
-  t.attention_ops = 8.0;
-  t.attention_backward_ops = 16.0;
-  t.overlapped = 1;
-  t.dataflows = 7;
-  for (VectorCost& cost : t.functions) cost = {4.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0};
-  return t;
-}
 
 Inputs inputs() {
   Inputs in;
@@ -106,6 +95,16 @@ Answer times(const Inputs& in) {
   const std::span<double> all(found);
   op_time_batch(in.ops, batch, Cores::kOne, all.first(found.size() / 2), kInside);
   op_bound_batch(in.ops, batch, Cores::kAll, all.last(found.size() / 2), kInside);
+  return bits(found);
+}
+
+Answer figures(const Inputs& in) {
+  const ChipBatch batch{in.chips, in.tuning_of, in.tunings, {2.0, 2.0, 4.0, 1.0}};
+  const std::size_t cells = in.ops.size() * in.chips.size();
+  const std::vector<EnergyTable> energy(in.chips.size(), in.energy);
+  std::vector<double> found(4 * cells);
+  const auto part = [&](std::size_t n) { return std::span(found).subspan(n * cells, cells); };
+  op_figures_batch(in.ops, batch, energy, {part(0), part(1), part(2), part(3)}, kInside);
   return bits(found);
 }
 
@@ -201,7 +200,7 @@ Answer everything_else(const Inputs&) {
 int main() {
   const Inputs in = inputs();
   const std::function<Answer(const Inputs&)> jobs[] = {
-      costs, times, paths, silicon, collectives, schedules, everything_else};
+      costs, times, figures, paths, silicon, collectives, schedules, everything_else};
   std::vector<Answer> expected;
   for (const auto& job : jobs) expected.push_back(job(in));
   std::vector<int> wrong(kThreads, 0);

@@ -338,7 +338,6 @@ _UNSEEN_OF_CHIP = ("hbm_bytes", "hbm_stacks", "vector_local_bytes")  # no cost d
 # The cost of a product without fused operators depends on the tensor cores alone.
 _UNSEEN_BY_PRODUCTS = ("vector_cores", "vector_lanes", "vector_alus_per_lane")
 _WEIGHT_PRODUCT = KINDS.index("gemm")  # forward product of an input with weights
-_PAIRS_AT_ONCE = 2**18  # operator-chip pairs priced at a time, to limit memory
 
 
 def _flat(graphs: OpGraph | LayerGraph | Sequence[OpGraph | LayerGraph]) -> tuple[OpGraph, ...]:
@@ -461,33 +460,25 @@ def _priced(ops: Array, batch: Machines, chip_of: Array, threads: int) -> tuple[
         digest.update(len(part).to_bytes(8, "little"))
     answer = _answers.get(digest.digest())
     if answer is None:
-        tables = [np.empty((len(batch), len(ops))) for _ in range(4)]
-        step = max(1, _PAIRS_AT_ONCE // max(len(ops), 1))
-        for begin in range(0, len(batch), step):
-            end = min(len(batch), begin + step)
-            some = batch.take(slice(begin, end))
-            costs = _core.op_costs(ops, *some.arguments, False, some.prices, some.static_w, threads)
-            _refuse_bad(ops, costs["status"], chip_of, begin)
-            one = _core.op_times(ops, *some.arguments, True, threads)
-            for table, values in zip(
-                tables, (costs["time_s"], one, costs["bound_s"], costs["energy_j"]), strict=True
-            ):
-                table[begin:end] = values.reshape(end - begin, len(ops))
-        answer = tuple(tables)
-        for table in answer:
-            table.setflags(write=False)
+        figures = _core.op_figures(ops, *batch.arguments, batch.prices, threads)
+        answer = tuple(column.reshape(len(batch), len(ops)) for column in figures)
+        _refuse_bad(ops, batch, chip_of, answer[0])
         _answers.put(digest.digest(), answer)
     return answer
 
 
-def _refuse_bad(ops: Array, status: Array, chip_of: Array, begin: int) -> None:
-    bad = np.flatnonzero(status)
+def _refuse_bad(ops: Array, batch: Machines, chip_of: Array, time_s: Array) -> None:
+    bad = np.argwhere(np.isnan(time_s))
     if not len(bad):
         return
-    op = ops[int(bad[0]) % len(ops)]
+    row, column = bad[0]
+    op, chip = ops[column], int(np.flatnonzero(chip_of == row)[0])
+    some = batch.take(slice(row, row + 1))
+    (cost,) = _core.op_costs(
+        ops[column : column + 1], *some.arguments, False, some.prices, some.static_w, 1
+    )
     sizes = ", ".join(f"{name} {int(op[name])}" for name in "bmkn")
-    reason = _core.STATUS_SENTENCES[int(status[bad[0]])]
-    chip = int(np.flatnonzero(chip_of == begin + int(bad[0]) // len(ops))[0])
+    reason = _core.STATUS_SENTENCES[int(cost["status"])]
     raise InvalidInputError(f"chips[{chip}], operator {sizes}: {reason}")
 
 

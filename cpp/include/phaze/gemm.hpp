@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "phaze/machine.hpp"
 #include "phaze/status.hpp"
@@ -97,13 +98,39 @@ struct Epilogue {
   double hbm_share = 1.0;  // share of all HBM bytes that do not stay on chip in a fused group
 };
 
+// A mapping with its times.
+struct GemmMapping {
+  double time_s = std::numeric_limits<double>::infinity();
+  Dataflow dataflow = Dataflow::kOutput;
+  std::int64_t block_m = 0;
+  std::int64_t block_n = 0;
+  std::int64_t split = 0;
+  double compute_cycles = 0.0;
+  double compute_s = 0.0;
+  double port_s = 0.0;
+  double buffer_s = 0.0;
+  double fill_s = 0.0;
+  double fixed_s = 0.0;
+  double overhead_s = 0.0;
+  double port_bytes = 0.0;
+  double buffer_bytes = 0.0;
+};
+
+// The fastest mapping on the last chip, kept for chips with equal tensor cores, buffer, HBM and
+// tuning: it is the fastest there as well where the time that no mapping can avoid is the same.
+struct KnownGemm {
+  double floor_s = -1.0;
+  GemmMapping best;
+};
+
 // The fastest mapping of a valid shape. `traffic` is the result of hbm_traffic for the capacity.
+// The answer does not depend on what is known, which is updated.
 CostRecord best_gemm(const GemmShape& shape, const Machine& machine, const Traffic& traffic,
-                     const Epilogue& epilogue) noexcept;
+                     const Epilogue& epilogue, KnownGemm* known = nullptr) noexcept;
 
 // The time of the fastest mapping: the same search without the record.
 double best_gemm_time(const GemmShape& shape, const Machine& machine, const Traffic& traffic,
-                      const Epilogue& epilogue) noexcept;
+                      const Epilogue& epilogue, KnownGemm* known = nullptr) noexcept;
 
 // Events that every mapping has at least: multiplications, lane operations, bytes through ports,
 // buffer and HBM. The other fields are zero.

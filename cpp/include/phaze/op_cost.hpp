@@ -134,6 +134,19 @@ void op_cost_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, 
                    std::span<const EnergyTable> energy, std::span<const double> static_w,
                    std::span<CostRecord> out, int threads);
 
+// Figures of pairs, at c * ops.size() + o; NaN for bad ones.
+struct OpFigures {
+  std::span<double> time_s;
+  std::span<double> one_core_s;  // on one core of each type
+  std::span<double> bound_s;     // lower bounds of time_s
+  std::span<double> dynamic_j;   // energy without static power
+};
+
+// What layers are scheduled and paid by: equal to those of op_cost_batch and op_time_batch.
+// Products are mapped once for all chips on which they have the same mapping.
+void op_figures_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch,
+                      std::span<const EnergyTable> energy, const OpFigures& out, int threads);
+
 // HBM bytes of one operator, fused with no other, by the size of the buffer; NaN if invalid.
 // If `exact`, a product takes the best of all tile sizes (fusion.hpp), not only of those that
 // hbm_traffic() tries.

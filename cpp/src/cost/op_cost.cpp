@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <iterator>
 #include <unordered_map>
+#include <utility>
 
 #include "base/numbers.hpp"
 #include "phaze/fusion.hpp"
@@ -192,21 +193,23 @@ CostRecord convolution(const OperatorRecord& op, const Machine& machine, CostRec
 }
 
 CostRecord cost_on(const OperatorRecord& op, const Machine& machine, const Traffic& traffic,
-                   double vectors) noexcept {
+                   double vectors, KnownGemm* known = nullptr) noexcept {
   if (is_collective(op)) return idle();
   if (is_attention(op)) return attention(attention_of(op), machine, vectors);
   if (!is_product(op)) return vector_op(vector_of(op), vector_cost(op, machine), machine);
   const CostRecord cost =
-      best_gemm(shape_of(op, machine.precision), machine, traffic, epilogue_of(op, machine));
+      best_gemm(shape_of(op, machine.precision), machine, traffic, epilogue_of(op, machine), known);
   if (!std::isfinite(cost.time_s)) return failed(Status::kNoMapping);
   return is_convolution(op) ? convolution(op, machine, cost) : cost;
 }
 
 double time_on(const OperatorRecord& op, const Machine& machine, const Traffic& traffic,
-               double vectors) noexcept {
-  if (!is_product(op) || is_convolution(op)) return cost_on(op, machine, traffic, vectors).time_s;
-  const double time_s =
-      best_gemm_time(shape_of(op, machine.precision), machine, traffic, epilogue_of(op, machine));
+               double vectors, KnownGemm* known = nullptr) noexcept {
+  if (!is_product(op) || is_convolution(op)) {
+    return cost_on(op, machine, traffic, vectors, known).time_s;
+  }
+  const double time_s = best_gemm_time(shape_of(op, machine.precision), machine, traffic,
+                                       epilogue_of(op, machine), known);
   return std::isfinite(time_s) ? time_s : kNan;
 }
 
@@ -369,24 +372,6 @@ std::array<double, 14> roofline_rates(const Machine& m, double vector_per_core) 
           t.resident_share > 0.0 ? m.buffer_bytes : 0.0};
 }
 
-// All that `time_on` reads of a chip, apart from its tuning and what follows from these.
-std::array<double, 14> mapping_rates(const Machine& m, double vector_per_core) noexcept {
-  return {static_cast<double>(m.cores),
-          static_cast<double>(m.rows),
-          static_cast<double>(m.cols),
-          m.local_bytes,
-          m.buffer_bytes,
-          m.capacity_bytes,
-          m.clock_hz,
-          m.port_bytes_per_s,
-          m.buffer_bytes_per_s,
-          m.hbm_bytes_per_s,
-          m.lane_ops_per_s,
-          m.vector_cores,
-          m.sustained_macs_per_s,
-          vector_per_core};
-}
-
 // The first chip with each set of rates, and the position among these of every chip's own; kNone
 // for a bad chip.
 struct AlikeChips {
@@ -410,6 +395,39 @@ struct AlikeChips {
     }
   }
 };
+
+// A chip of a batch, with all that the search over mappings reads of it: of one core, then the
+// number of cores. The other limits of a product enter by their seconds.
+struct OrderedChip {
+  std::array<double, 10> rates;
+  std::size_t chip;
+
+  bool same_core(const OrderedChip& other) const noexcept {
+    return std::equal(rates.begin(), rates.end() - 1, other.rates.begin());
+  }
+};
+
+// The valid chips of a batch, those with the same tensor cores next to each other.
+std::vector<OrderedChip> by_tensor_cores(const ChipBatch& batch) {
+  const CheckedChips check(batch);
+  std::vector<OrderedChip> order;
+  for (std::size_t c = 0; c < batch.chips.size(); ++c) {
+    if (check(c) != Status::kOk) continue;
+    const std::int32_t tuning = batch.tuning_of[c];
+    const Machine m(batch.chips[c], batch.tunings[static_cast<std::size_t>(tuning)],
+                    batch.precision, true);
+    order.push_back(
+        {{static_cast<double>(tuning), static_cast<double>(m.rows), static_cast<double>(m.cols),
+          m.local_bytes, m.buffer_bytes, m.clock_hz, m.port_bytes_per_s, m.buffer_bytes_per_s,
+          m.product_hbm_bytes_per_s, static_cast<double>(batch.chips[c].tensor_cores)},
+         c});
+  }
+  std::ranges::sort(order, {},
+                    [](const OrderedChip& own) { return std::pair(own.rates, own.chip); });
+  return order;
+}
+
+constexpr std::size_t kChipsAtOnce = 64;
 
 }  // namespace
 
@@ -448,28 +466,50 @@ void op_cost_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, 
 void op_time_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, Cores cores,
                    std::span<double> out, int threads) {
   const std::vector<Status> state = checked(ops);
-  const AlikeChips alike(batch, cores, mapping_rates);
-  std::vector<ChipRecord> chips;
-  std::vector<std::int32_t> tuning_of;
-  for (const std::size_t c : alike.first) {
-    chips.push_back(batch.chips[c]);
-    tuning_of.push_back(batch.tuning_of[c]);
-  }
-  const ChipBatch few{chips, tuning_of, batch.tunings, batch.precision};
-  const TrafficTable traffic(ops, state, few, threads);
-  std::vector<double> times(chips.size() * ops.size(), kNan);
+  const TrafficTable traffic(ops, state, batch, threads);
   for_pairs(
-      ops, state, few, cores, threads,
+      ops, state, batch, cores, threads,
       [&](std::size_t c, const Machine& machine, std::size_t o) {
-        times[c * ops.size() + o] =
-            time_on(ops[o], machine, traffic.at(c, o), vector_per_core(chips[c], cores));
+        out[c * ops.size() + o] =
+            time_on(ops[o], machine, traffic.at(c, o), vector_per_core(batch.chips[c], cores));
       },
-      [](std::size_t, std::size_t, Status) {});
-  std::fill(out.begin(), out.end(), kNan);
-  for (std::size_t c = 0; c < alike.same.size(); ++c) {
-    if (alike.same[c] == kNone) continue;
-    std::copy_n(times.data() + alike.same[c] * ops.size(), ops.size(), out.data() + c * ops.size());
+      [&](std::size_t c, std::size_t o, Status) { out[c * ops.size() + o] = kNan; });
+}
+
+void op_figures_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch,
+                      std::span<const EnergyTable> energy, const OpFigures& out, int threads) {
+  const std::vector<Status> state = checked(ops);
+  const TrafficTable traffic(ops, state, batch, threads);
+  const std::vector<OrderedChip> order = by_tensor_cores(batch);
+  const std::size_t count = ops.size();
+  for (const std::span<double> column : {out.time_s, out.one_core_s, out.bound_s, out.dynamic_j}) {
+    std::fill(column.begin(), column.end(), kNan);
   }
+  parallel_for(order.size(), threads, kChipsAtOnce, [&](std::size_t begin, std::size_t end) {
+    std::vector<KnownGemm> on_all(count);
+    std::vector<KnownGemm> on_one(count);
+    for (std::size_t i = begin; i < end; ++i) {
+      if (i == begin || !order[i].same_core(order[i - 1])) on_one.assign(count, {});
+      if (i == begin || order[i].rates != order[i - 1].rates) on_all.assign(count, {});
+      const std::size_t c = order[i].chip;
+      const ChipRecord& chip = batch.chips[c];
+      const TuningRecord& tuning = batch.tunings[static_cast<std::size_t>(batch.tuning_of[c])];
+      const Machine all(chip, tuning, batch.precision, false);
+      const Machine one(chip, tuning, batch.precision, true);
+      for (std::size_t o = 0; o < count; ++o) {
+        if (state[o] != Status::kOk) continue;
+        const std::size_t cell = c * count + o;
+        const Traffic& moved = traffic.at(c, o);
+        const CostRecord cost =
+            cost_on(ops[o], all, moved, vector_per_core(chip, Cores::kAll), &on_all[o]);
+        out.time_s[cell] = cost.time_s;
+        out.bound_s[cell] = cost.bound_s;
+        out.dynamic_j[cell] = energy_j(cost, energy[c], 0.0);
+        out.one_core_s[cell] =
+            time_on(ops[o], one, moved, vector_per_core(chip, Cores::kOne), &on_one[o]);
+      }
+    }
+  });
 }
 
 double op_hbm_bytes(const OperatorRecord& op, double capacity_bytes, const Precision& p,

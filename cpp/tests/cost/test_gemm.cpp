@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "cost/chips.hpp"
 #include "phaze/gemm.hpp"
 #include "phaze/op_cost.hpp"
 #include "phaze/vector_op.hpp"
@@ -11,37 +12,10 @@
 namespace {
 
 using namespace phaze;
+using phaze::test::neutral;
+using phaze::test::tpu;
 
 constexpr Precision kHalf{2.0, 2.0, 4.0, 1.0};
-
-ChipRecord tpu() {
-  ChipRecord chip{};
-  chip.tensor_cores = 8;
-  chip.tensor_width = 128;
-  chip.tensor_depth = 128;
-  chip.tensor_local_bytes = 256 << 10;
-  chip.vector_cores = 2;
-  chip.vector_lanes = 128;
-  chip.vector_alus_per_lane = 1;
-  chip.buffer_bytes = 128 << 20;
-  chip.buffer_bytes_per_cycle = 4096.0;
-  chip.hbm_bytes_per_s = 1.2e12;
-  chip.clock_hz = 1.05e9;
-  return chip;
-}
-
-TuningRecord neutral() {
-  TuningRecord t{};
-  t.clock_factor = t.vector_launch_share = t.efficiency = 1.0;
-  t.hbm_share = t.hbm_write_share = t.product_hbm_share = t.port_share = 1.0;
-  t.attention_efficiency = t.attention_backward_efficiency = 1.0;
-  t.attention_ops = 8.0;
-  t.attention_backward_ops = 16.0;
-  t.overlapped = 1;
-  t.dataflows = 7;
-  for (VectorCost& cost : t.functions) cost = {4.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0};
-  return t;
-}
 
 OperatorRecord product(std::int64_t b, std::int64_t m, std::int64_t k, std::int64_t n) {
   OperatorRecord op{};
@@ -184,6 +158,49 @@ void batches_equal_single_calls() {
   }
 }
 
+// Chips with the same tensor cores share mappings, unless lanes limit the fused operators.
+void figures_equal_costs() {
+  std::vector<OperatorRecord> ops;
+  for (std::int64_t i = 1; i < 40; ++i) {
+    ops.push_back(product(1 + i % 3, 37 * i, 13 * i + 1, 29 * i));
+    ops.back().epilogue = static_cast<std::int32_t>(i % 5);
+    ops.push_back(product(1, 31 * i, 64, 100 + i));
+    ops.back().function = static_cast<std::int32_t>(1 + i % 28);
+    ops.back().read_bytes = static_cast<double>(i) * 1e5;
+  }
+  ops.push_back(product(0, 1, 1, 1));  // refused
+  std::vector<ChipRecord> chips(200, tpu());
+  for (std::size_t c = 0; c < chips.size(); ++c) {
+    chips[c].tensor_cores = static_cast<std::int64_t>(1) << (c % 3);
+    chips[c].tensor_width = 32 << (c / 3 % 2);
+    chips[c].vector_cores = static_cast<std::int64_t>(1 + c / 6 % 4);
+    chips[c].vector_lanes = static_cast<std::int64_t>(1) << (c / 24 % 8);
+    chips[c].hbm_bytes_per_s = c % 5 == 0 ? 1e12 : 2e11;
+  }
+  chips[7].clock_hz = 0.0;  // refused
+  const std::vector<std::int32_t> index(chips.size(), 0);
+  const std::vector<TuningRecord> tunings(1, neutral());
+  const ChipBatch batch{chips, index, tunings, kHalf};
+  const EnergyTable energy{1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0};
+  const std::vector<EnergyTable> tables(chips.size(), energy);
+  const auto same = [](double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); };
+  for (const int threads : {1, 3}) {
+    std::vector<double> time_s(ops.size() * chips.size());
+    std::vector<double> one_core_s(time_s), bound_s(time_s), dynamic_j(time_s);
+    op_figures_batch(ops, batch, tables, {time_s, one_core_s, bound_s, dynamic_j}, threads);
+    for (std::size_t i = 0; i < time_s.size(); ++i) {
+      const auto alone = [&](Cores cores) {
+        return op_cost(ops[i % ops.size()], chips[i / ops.size()], tunings[0], kHalf, cores, energy,
+                       0.0);
+      };
+      const CostRecord all = alone(Cores::kAll);
+      CHECK(same(time_s[i], all.time_s) && same(bound_s[i], all.bound_s));
+      CHECK(same(dynamic_j[i], all.energy_j));
+      CHECK(same(one_core_s[i], alone(Cores::kOne).time_s));
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -194,5 +211,6 @@ int main() {
   extreme_chips_have_a_status();
   blocks_of_one_row_are_accepted();
   batches_equal_single_calls();
+  figures_equal_costs();
   return phaze::test::report("gemm");
 }
