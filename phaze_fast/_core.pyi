@@ -186,12 +186,11 @@ def op_hbm_bytes(
     exact: bool,
 ) -> _Array: ...
 def path_bounds(
-    ops: _Array,
+    formats: list[tuple[_Array, _Array, tuple[float, ...]]],
     chips: _Array,
     tuning_of: _Array,
-    tunings: _Array,
-    precision: tuple[float, ...],
     graphs: tuple[_Array, _Array, _Array, _Array, _Array, _Array, _Array],
+    shared: tuple[_Array, bool] | None,
     threads: int,
 ) -> _Array: ...
 def energy_bounds(

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <optional>
+#include <tuple>
 
 #include "arrays.hpp"
 #include "phaze/op_cost.hpp"
@@ -124,12 +126,24 @@ void check_graphs(const PathBatch& paths, std::size_t ops) {
   if (!good) throw InvalidInput("graphs: positions must exist, and nodes wait for earlier ones");
 }
 
-py::array_t<double> path_bounds(const py::object& ops, const py::object& chips,
-                                const py::object& tuning_of, const py::object& tunings,
-                                const PrecisionTuple& precision, const py::tuple& graphs,
-                                int threads) {
-  const auto listed = view<OperatorRecord>(ops, "ops");
-  const ChipBatch batch = batch_of(chips, tuning_of, tunings, precision);
+// `formats` lists operators, tunings and precision of each; `shared`, if given, makes it bounds of
+// work.
+py::array_t<double> path_bounds(const py::list& formats, const py::object& chips,
+                                const py::object& tuning_of, const py::tuple& graphs,
+                                const std::optional<py::tuple>& shared, int threads) {
+  std::vector<FormatOps> listed;
+  std::size_t ops = 0;
+  for (const py::handle& own : formats) {
+    const auto parts = own.cast<std::tuple<py::object, py::object, PrecisionTuple>>();
+    listed.push_back({view<OperatorRecord>(std::get<0>(parts), "ops"),
+                      view<TuningRecord>(std::get<1>(parts), "tunings"),
+                      precision_of(std::get<2>(parts))});
+    ops += listed.back().ops.size();
+  }
+  if (listed.empty()) throw InvalidInput("formats: an empty list is not accepted");
+  const auto rows = view<ChipRecord>(chips, "chips");
+  const auto tunings =
+      view<std::int32_t>(tuning_of, "tuning_of", static_cast<py::ssize_t>(rows.size()));
   if (graphs.size() != 7) throw InvalidInput("graphs: expected seven arrays");
   PathBatch paths{};
   paths.node_ptr = view<std::int64_t>(graphs[0], "node_ptr");
@@ -141,17 +155,26 @@ py::array_t<double> path_bounds(const py::object& ops, const py::object& chips,
   const auto count = static_cast<py::ssize_t>(paths.node_ptr.size()) - 1;
   paths.count = view<double>(graphs[5], "count", count);
   paths.sum_of = view<std::int32_t>(graphs[6], "sum_of", count);
-  check_graphs(paths, listed.size());
+  check_graphs(paths, ops);
   std::int32_t sums = 0;
   for (const std::int32_t own : paths.sum_of) {
     if (own < 0 || own > sums) throw InvalidInput("sum_of: expected 0, 1, ... as they first occur");
     sums = std::max(sums, own + 1);
   }
+  SharedWork work{};
+  if (shared) {
+    if (shared->size() != 2) throw InvalidInput("shared: expected an array and a truth value");
+    work = {view<double>((*shared)[0], "most_at_once", nodes), (*shared)[1].cast<bool>()};
+  }
   const int workers = checked_threads(threads);
-  const std::size_t cells = batch.chips.size() * static_cast<std::size_t>(sums);
-  return computed<double>(cells, [&](std::span<double> filled) {
-    path_bound_batch(listed, batch, paths, filled, workers);
-  });
+  return computed<double>(rows.size() * static_cast<std::size_t>(sums),
+                          [&](std::span<double> filled) {
+                            if (shared) {
+                              work_bound_batch(listed, rows, tunings, paths, work, filled, workers);
+                            } else {
+                              path_bound_batch(listed, rows, tunings, paths, filled, workers);
+                            }
+                          });
 }
 
 py::tuple cycles(const py::object& m, const py::object& k, const py::object& n,
@@ -243,8 +266,8 @@ void bind_op_cost(py::module_& module) {
              py::arg("precision"), py::arg("exact"));
   define("op_times", &seconds<op_time_batch>);
   define("op_bounds", &seconds<op_bound_batch>);
-  module.def("path_bounds", &path_bounds, py::arg("ops"), py::arg("chips"), py::arg("tuning_of"),
-             py::arg("tunings"), py::arg("precision"), py::arg("graphs"), py::arg("threads"));
+  module.def("path_bounds", &path_bounds, py::arg("formats"), py::arg("chips"),
+             py::arg("tuning_of"), py::arg("graphs"), py::arg("shared"), py::arg("threads"));
   module.def("energy_bounds", &energy_bounds, py::arg("ops"), py::arg("chips"),
              py::arg("tuning_of"), py::arg("tunings"), py::arg("precision"),
              py::arg("energy_table"), py::arg("count"), py::arg("threads"));

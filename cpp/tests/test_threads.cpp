@@ -109,13 +109,17 @@ Answer figures(const Inputs& in) {
 }
 
 Answer paths(const Inputs& in) {
-  const ChipBatch batch{in.chips, in.tuning_of, in.tunings, {2.0, 2.0, 4.0, 1.0}};
+  const FormatOps format{in.ops, in.tunings, {2.0, 2.0, 4.0, 1.0}};
   const std::vector<std::int64_t> nodes{0, 3}, before_ptr{0, 0, 1, 3};
   const std::vector<std::int32_t> op{0, 1, 2}, before{0, 0, 1}, sum_of{0};
-  const std::vector<double> extra{0.0, 1e-6, 0.0}, count{2.0};
-  std::vector<double> found(in.chips.size());
+  const std::vector<double> extra{0.0, 1e-6, 0.0}, count{2.0}, most_at_once{1.0, 1.0, 1.0};
+  std::vector<double> found(2 * in.chips.size());
+  const std::span<double> all(found);
   const PathBatch graphs{nodes, op, extra, before_ptr, before, count, sum_of};
-  path_bound_batch(in.ops, batch, graphs, found, kInside);
+  path_bound_batch({&format, 1}, in.chips, in.tuning_of, graphs, all.first(in.chips.size()),
+                   kInside);
+  work_bound_batch({&format, 1}, in.chips, in.tuning_of, graphs, {most_at_once, true},
+                   all.last(in.chips.size()), kInside);
   return bits(found);
 }
 

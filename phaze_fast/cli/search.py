@@ -97,6 +97,7 @@ _STEPS = {
     "rules": "broken rules (heads, batch)",
     "memory": "no plan fits",
     "roofline": "roofline of the operators",
+    "work": "work of all operators",
     "mapped": "operators mapped on the chip",
     "schedule_bound": "bound of the layer schedules",
     "scheduled": "schedules, bound of the step",

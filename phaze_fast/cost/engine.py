@@ -768,9 +768,12 @@ class _IdealWork(NamedTuple):
     parts: list[OpGraph]
     """Forward and backward pass of each layer."""
     batch: Machines
-    ops: Array
+    formats: list[tuple[Array, Machines]]
+    """The operators of each number format, and the chips that bound them from below."""
     which: Array
-    """Position in `ops` of each operator of the parts."""
+    """Position of each operator of the parts in all of these, one after another."""
+    loads_again: bool
+    """Whether products load bytes again that do not fit on the chip: no operator keeps any."""
 
     @classmethod
     def of(
@@ -785,19 +788,27 @@ class _IdealWork(NamedTuple):
         """
         every: list[OpGraph] = []
         batch = machines(records, like=like).sparse  # at least as fast in every operator
-        listed = []
+        listed, keeps = [], False
         for graph, forms in graphs:
             parts = _flat([graph])
             ops = np.concatenate([part.ops for part in parts])
             if batch.stacked is not None or any(part.resident for part in parts):
+                keeps = True
                 if forms is None:
                     ops["kept_share"] = _Kept.of(parts, batch).most("hbm")
                 else:
                     ops["kept_share"] = _most_spared([parts, *(_flat([x]) for x in forms)], batch)
             every += parts
             listed.append(ops)
-        shapes, which = distinct_operators(np.concatenate(listed))
-        return cls(every, batch, in_format(shapes, batch.precision), which)
+        ops = np.concatenate(listed)
+        formats, which = [], np.zeros(len(ops), dtype=np.int32)
+        for code in np.unique(ops["format"]).tolist() or [0]:
+            own = machines(records, cast(Dtype, FORMATS[code]), like=like).sparse if code else batch
+            mine = np.flatnonzero(ops["format"] == code)
+            shapes, at = distinct_operators(ops[mine])
+            which[mine] = sum(len(one) for one, _ in formats) + at
+            formats.append((in_format(shapes, own.precision), own))
+        return cls(every, batch, formats, which, not keeps)
 
 
 class LayersToBound(NamedTuple):
@@ -860,10 +871,13 @@ def roofline_works_s(
     cluster: Cluster,
     like: Accelerator,
     threads: int | None = None,
+    tight: bool = False,
 ) -> Array:
     """Return `roofline_work_s` of several layer graphs, shape (graphs, chips).
 
-    Operators of equal shape are bounded once.
+    Operators of equal shape are bounded once. Where bounds are `tight`, products count the traffic
+    of the buffer and of their blocks, and layers also the work of all operators, which share the
+    cores; on chips with tensor cores of one shape. They take many times as long.
 
     Examples
     --------
@@ -875,7 +889,7 @@ def roofline_works_s(
     True
     """
     listed = [(own.graph, own.forms) for own in works]
-    flat, batch, sized, which = _IdealWork.of(listed, records, like)
+    flat, batch, formats, which, loads_again = _IdealWork.of(listed, records, like)
     network = []
     for own in works:
         parts, groups = _flat([own.graph]), rank_groups(own.graph)
@@ -886,14 +900,20 @@ def roofline_works_s(
     passes = [2 * len(own.graph.layers) for own in works]
     paths = (
         np.array([0, *accumulate(len(part) for part in flat)], dtype=np.int64),
-        which.astype(np.int32),
+        which,
         np.concatenate(network),
         *_before(flat),
         np.repeat(np.array([float(layer.count) for layer in layers]), 2),
         np.repeat(np.arange(len(works), dtype=np.int32), passes),
     )
-    chips = batch.ideal.arguments
-    bounds_s: Array = _core.path_bounds(sized, *chips, paths, thread_count(threads))
+    ideal = [(ops, own.ideal) for ops, own in formats]
+    chips = [(ops, own.tunings, own.precision) for ops, own in ideal]
+    shared = None
+    if tight and batch.other is None:
+        shared = (np.concatenate([part.most_at_once for part in flat]), loads_again)
+    bounds_s: Array = _core.path_bounds(
+        chips, ideal[0][1].records, batch.tuning_of, paths, shared, thread_count(threads)
+    )
     return bounds_s.reshape(len(works), len(batch))
 
 
@@ -927,8 +947,9 @@ def roofline_work_j(
     >>> bool((joules > 0).all()), static_w.shape == (len(space),)
     (True, True)
     """
-    parts, batch, ops, which = _IdealWork.of([(graph, None)], records, like)
-    if any(part.ops["format"].any() for part in parts):
+    parts, batch, formats, which, _ = _IdealWork.of([(graph, None)], records, like)
+    (ops, own), *others = formats
+    if others or own.precision != batch.precision:
         return np.zeros(len(batch)), batch.static_w
     counts = np.repeat([float(layer.count) for layer in graph.layers], 2)
     often = np.repeat(counts, [len(part) for part in parts])

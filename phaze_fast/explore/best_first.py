@@ -39,11 +39,12 @@ _WAVE, _LARGE_WAVE, _WAVE_OF_A_MODEL = 2**14, 2**15, 2**12
 _PLACED_AT_ONCE = 256
 _MORE_NODES = 2_000_000
 """Node limit for proving layer schedules, where an optimal answer needs no other proof."""
-_SEEDS = (512, 128, 32, 4)
+_SEEDS = (2048, 512, 128, 32, 4)
 """How many candidates take each step after the roofline before the first wave, for an incumbent."""
 _SEED_ROUNDS = 4
 _FIRST_OF_FRONT = (16, 32, 64)
 """How many candidates are placed in each round that begins a front, before any limits it."""
+_MAPPED = STEPS.index("mapped") + 1
 _FRONT_ROUNDS = 2
 _FRONT_MARGINS = (1.1, 1.0)
 """Factors by which limits have to exceed bounds by rooflines for operators to be mapped, in turn:
@@ -333,7 +334,7 @@ class BestFirstSearch:
         for _ in range(1 if budgeted else _SEED_ROUNDS):
             for i in range(len(self.tables)):
                 for level, count in enumerate(_SEEDS, start=1):
-                    more = 0 if budgeted else self.best.top * (5 - level)
+                    more = 0 if budgeted else self.best.top * (len(STEPS) - level)
                     self._seed_level(i, level, max(count, more))
             if np.isfinite(self.best.limit):
                 return
@@ -362,10 +363,11 @@ class BestFirstSearch:
         for most in _FIRST_OF_FRONT:
             self._advance_front(1, most)
         for margin in _FRONT_MARGINS:
-            wanted = self._open(margin=margin)[0]
-            self._advance(wanted[:, self._levels(wanted) == 1], one_step=True)
+            for level in range(1, _MAPPED):
+                wanted = self._open(margin=margin)[0]
+                self._advance(wanted[:, self._levels(wanted) == level], one_step=True)
             for _ in range(_FRONT_ROUNDS):
-                self._advance_front(2)
+                self._advance_front(_MAPPED)
 
     def _advance_front(self, first: int, most: int = 2**30) -> None:
         """Advance candidates with non-dominated bounds from level `first` on, until placed.

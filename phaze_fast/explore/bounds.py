@@ -1,8 +1,8 @@
 """Times of a strategy's layers on many chips: lower bounds first, then schedules.
 
-There are four steps, each costlier and tighter than the one before: rooflines of the operators,
-operators mapped onto the chip, the root of the layer's branch-and-bound tree, and the schedule.
-The last three are steps of ``_core.LayersOnChips``, which this module builds.
+There are five steps, each costlier and tighter than the one before: rooflines of the operators, the
+work of all of them, operators mapped onto the chip, the root of the layer's branch-and-bound tree,
+and the schedule. The last three are steps of ``_core.LayersOnChips``, which this module builds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from phaze_fast.schedule.layers import graph_arrays
 from phaze_fast.software import check_precision
 from phaze_fast.tables import Array
 
-STEPS = ("roofline", "mapped", "schedule_bound", "scheduled", "placed")
+STEPS = ("roofline", "work", "mapped", "schedule_bound", "scheduled", "placed")
 """Steps of evaluating a candidate, each with a tighter bound than the one before."""
 
 
@@ -78,9 +78,7 @@ def _layer_graphs(sizes: StrategySizes) -> _LayerGraphs:
         variants=len(sizes.variants),
         op_ptr=np.array([0, *accumulate(map(len, graphs))], dtype=np.int64),
         types=np.concatenate([types for types, _, _ in arrays]),
-        most_at_once=np.concatenate(
-            [_most_at_once(graph.indptr.tobytes(), graph.indices.tobytes()) for graph in graphs]
-        ),
+        most_at_once=np.concatenate([graph.most_at_once for graph in graphs]),
         edge_ptr=np.array([0, *accumulate(len(into) for _, _, into in arrays)], dtype=np.int64),
         edge_from=np.concatenate([start for _, start, _ in arrays]),
         edge_to=np.concatenate([into for _, _, into in arrays]),
@@ -245,32 +243,3 @@ class PricedChips:
         """Schedule the layers: their times, and proven lower bounds of them."""
         times, least = self.layers.schedule(self.rows, nodes, threads)
         return KindTimes(**times), KindTimes(**least)
-
-
-@lru_cache(maxsize=1024)
-def _most_at_once(indptr: bytes, indices: bytes) -> Array:
-    """Most operators that can run at once where each operator does, itself included (Dilworth)."""
-    begins, ends = np.frombuffer(indptr, np.int32), np.frombuffer(indices, np.int32).tolist()
-    after: list[set[int]] = [set() for _ in begins[1:]]
-    for i in reversed(range(len(after))):
-        for j in ends[begins[i] : begins[i + 1]]:
-            after[i] |= {j} | after[j]
-    most = []
-    for i in range(len(after)):
-        others = {j for j in range(len(after)) if j not in after[i] and i not in after[j]}
-        before: dict[int, int] = {}  # by operator, the one before it in its chain
-        chained = sum(_chain(j, after, others, before, set()) for j in others)
-        most.append(len(others) - chained)
-    return np.array(most, dtype=float)
-
-
-def _chain(
-    i: int, after: list[set[int]], others: set[int], before: dict[int, int], tried: set[int]
-) -> bool:
-    """Put an operator before a later one in a chain, moving others if needed; whether it worked."""
-    for j in after[i] & others - tried:
-        tried.add(j)
-        if j not in before or _chain(before[j], after, others, before, tried):
-            before[j] = i
-            return True
-    return False

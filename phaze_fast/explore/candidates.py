@@ -217,6 +217,11 @@ class CandidateTable:
         self.least[s, groups] = np.maximum(self.least[s, groups], least)
         self.level[s, groups] = level
 
+    def _raise_by_work(self, s: int, groups: Array, work_s: Array, level: int) -> None:
+        """Raise the bounds of steps from lower bounds of a micro-batch's work."""
+        evaluator, k = self.problem.of(s)
+        self._raise(s, groups, evaluator.work_bounds(k, work_s, self.largest[groups]), level)
+
     def _raise_by(self, s: int, groups: Array, least: KindTimes, level: int, threads: int) -> None:
         """Raise the bounds of steps, with each group's largest HBM, from lower bounds of layers."""
         evaluator, k = self.problem.of(s)
@@ -230,7 +235,7 @@ class CandidateTable:
         self.dynamic[s, groups] = np.maximum(self.dynamic[s, groups], dynamic_j)
 
     def bound(self, s: int, groups: Array, level: int, threads: int | None = None) -> None:
-        """Advance candidates to `mapped` or `schedule_bound`; strategies may go in parallel.
+        """Advance candidates to `work`, `mapped` or `schedule_bound`; strategies may go in parallel.
 
         Parameters
         ----------
@@ -242,8 +247,13 @@ class CandidateTable:
             At most this many, by default all of the table's.
         """
         threads = threads or self._threads
-        chips = self._chips(s, groups, threads)
         step = STEPS[level - 1]
+        if step == "work":
+            records = self.groups.records[groups]
+            works = self._evaluate(SearchProblem.works_s, [s], [records], True, threads=threads)
+            self._raise_by_work(s, groups, np.concatenate(works, axis=-1)[0], level)
+            return
+        chips = self._chips(s, groups, threads)
         parts = self._evaluate(SearchProblem.bound, s, [chips], step, threads=threads)
         self._raise_by(s, groups, KindTimes.concatenated(parts), level, threads)
 
@@ -264,14 +274,13 @@ class CandidateTable:
         """Bound strategies of one variant on chip groups of that variant."""
         records = self.groups.records[groups]
 
-        def on_chips(method: Callable[..., Any], which: Any) -> Array:
-            parts = self._evaluate(method, which, [records], threads=self._threads)
+        def on_chips(method: Callable[..., Any], which: Any, *rest: bool) -> Array:
+            parts = self._evaluate(method, which, [records], *rest, threads=self._threads)
             return np.concatenate(parts, axis=-1)
 
-        works_s = on_chips(SearchProblem.works_s, strategies)
+        works_s = on_chips(SearchProblem.works_s, strategies, False)
         for s, work_s in zip(strategies, works_s, strict=True):
-            evaluator, k = self.problem.of(s)
-            self._raise(s, groups, evaluator.work_bounds(k, work_s, self.largest[groups]), 1)
+            self._raise_by_work(s, groups, work_s, 1)
             if self.energy.size:
                 joules, static_w = on_chips(SearchProblem.work_j, s)
                 bounds = self.problem.step_energy_j(s, joules, static_w, work_s)

@@ -151,13 +151,16 @@ class SearchProblem:
 
     def work_s(self, s: int, records: Array, threads: int = 1) -> Array:
         """Bound the work of a micro-batch of strategy `s` on chips by rooflines."""
-        bounds_s: Array = self.works_s([s], records, threads)[0]
+        bounds_s: Array = self.works_s([s], records, threads=threads)[0]
         return bounds_s
 
-    def works_s(self, strategies: Sequence[int], records: Array, threads: int = 1) -> Array:
+    def works_s(
+        self, strategies: Sequence[int], records: Array, tight: bool = False, threads: int = 1
+    ) -> Array:
         """Bound the work of a micro-batch of strategies of one variant, shape (strategies, chips).
 
-        Strategies that differ in the form of fusion alone share one bound.
+        Strategies that differ in the form of fusion alone share one bound. Bounds are rooflines, or
+        `tight` ones (`roofline_works_s`).
         """
         evaluator, own = self.of(strategies[0])[0], self.strategies[strategies[0]][0]
         variant = self._each_variant[own]
@@ -171,7 +174,8 @@ class SearchProblem:
             first, *others = forms[strategy]
             works.append(LayersToBound(first.graph, first.most_hidden, [x.graph for x in others]))
         like = chip_as_run(variant.like(self.like), evaluator.sizes[0].software)
-        bounds_s = roofline_works_s(works, records, variant.cluster(self.cluster), like, threads)
+        cluster = variant.cluster(self.cluster)
+        bounds_s = roofline_works_s(works, records, cluster, like, threads, tight)
         return bounds_s[[distinct.index(strategy) for strategy in wanted]]
 
     def work_j(self, s: int, records: Array, threads: int = 1) -> Array:

@@ -137,6 +137,13 @@ class OpGraph(Brief):
         return begins, self.indices.astype(np.int32)
 
     @cached_property
+    def most_at_once(self) -> Array:
+        """Most operators that can run at once where each operator does, itself included."""
+        if self.in_order:
+            return np.ones(len(self))
+        return _most_at_once(self.indptr.tobytes(), self.indices.tobytes())
+
+    @cached_property
     def _largest_payloads(self) -> dict[int, list[float]]:
         """Most bytes of a collective of each group of `GROUPS`, for each member of a family."""
         ops = np.atleast_2d(self.ops)
@@ -491,3 +498,32 @@ def lay_out(
     for array in (ops, indptr, indices):
         array.setflags(write=False)
     return OpGraph(name, ops, tuple(names), indptr, indices, tensors, in_order, resident)
+
+
+@lru_cache(maxsize=1024)
+def _most_at_once(indptr: bytes, indices: bytes) -> Array:
+    """Return `OpGraph.most_at_once` by Dilworth's theorem, for edges in CSR form."""
+    begins, ends = np.frombuffer(indptr, np.int32), np.frombuffer(indices, np.int32).tolist()
+    after: list[set[int]] = [set() for _ in begins[1:]]
+    for i in reversed(range(len(after))):
+        for j in ends[begins[i] : begins[i + 1]]:
+            after[i] |= {j} | after[j]
+    most = []
+    for i in range(len(after)):
+        others = {j for j in range(len(after)) if j not in after[i] and i not in after[j]}
+        before: dict[int, int] = {}  # by operator, the one before it in its chain
+        chained = sum(_chain(j, after, others, before, set()) for j in others)
+        most.append(len(others) - chained)
+    return np.array(most, dtype=float)
+
+
+def _chain(
+    i: int, after: list[set[int]], others: set[int], before: dict[int, int], tried: set[int]
+) -> bool:
+    """Put an operator before a later one in a chain, moving others if needed; whether it worked."""
+    for j in after[i] & others - tried:
+        tried.add(j)
+        if j not in before or _chain(before[j], after, others, before, tried):
+            before[j] = i
+            return True
+    return False

@@ -28,6 +28,7 @@ _STEPS = {
     "rules": "widths that heads, layers or the batch do not allow",
     "memory": "the model does not fit into its devices",
     "roofline": "too slow even with every unit at its peak",
+    "work": "too slow by the work of all its operators and the bytes that they move",
     "mapped": "too slow with operators mapped onto its arrays, all in parallel",
     "schedule_bound": "too slow by the bound of its layers' schedules",
     "scheduled": "too slow with its layers scheduled exactly",

@@ -11,6 +11,7 @@ from search_cases import few_groups, random_case, some_chips
 import phaze_fast as pf
 from phaze_fast.errors import PhazeError
 from phaze_fast.explore import BestFirstSearch, SearchProblem, candidates, problems_of
+from phaze_fast.explore.best_first import _MAPPED as MAPPED
 from phaze_fast.explore.candidates import PLACED, SCHEDULED, CachedPlans, CandidateTable, PlanCache
 from phaze_fast.planning import Placed
 from phaze_fast.runs.executors import Workers
@@ -141,17 +142,17 @@ def test_plans_that_were_looked_for_up_to_a_limit_are_not_planned_again(monkeypa
 def test_chips_are_priced_once_unless_they_are_many_or_others(monkeypatch):
     groups = few_groups(5, (16,))
     whole = table_of(groups)
-    whole.bound(0, np.arange(5), 2)
+    whole.bound(0, np.arange(5), MAPPED)
     table, priced = table_of(groups), calls_of(monkeypatch, SearchProblem, "price")
     table.bound_all()
     monkeypatch.setattr(candidates, "KEPT_PRICES", 3)
     for some, times in (
         ([0, 2, 3], 1), ([3, 0], 1), ([0, 4], 2), ([0], 2), ([1], 3), ([0, 1, 2, 4], 4), ([1], 5),
     ):  # fmt: skip
-        table.bound(0, np.array(some), 2)
+        table.bound(0, np.array(some), MAPPED)
         made = [chips for _, _, chips, *_ in priced if isinstance(chips, np.ndarray)]
         assert len(made) == times, some
-    table.bound(0, np.array([3]), 2)
+    table.bound(0, np.array([3]), MAPPED)
     assert table.least[0].tolist() == whole.least[0].tolist()
 
 
@@ -163,7 +164,7 @@ def test_a_candidate_is_scheduled_unless_its_bound_exceeds_its_limit():
     table = table_of(groups)
     table.bound_all()
     everything = np.arange(4)
-    table.bound(0, everything, 3)
+    table.bound(0, everything, MAPPED + 1)
     limits = table.least[0] * (0.5, 1.0, 2.0, 1.0)
     limits[3] = np.inf
     table.least[0, :2] = table.least[0, :2] * 1e6  # as if it was proven before
@@ -260,7 +261,7 @@ def test_work_in_pieces_gives_the_same(monkeypatch):
             table = table_of(groups, with_energy=True, **options)
             assert table.threads == 1  # of strategies at once: other processes have their own
             table.bound_all()
-            for level in (2, 3):
+            for level in (MAPPED - 1, MAPPED, MAPPED + 1):
                 table.bound(0, np.arange(7), level)
             table.schedule(0, np.arange(7), np.where(np.arange(7) % 2, np.inf, 1e6))
             found = placed(table, np.arange(7), np.full((7, 2), np.inf))

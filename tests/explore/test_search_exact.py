@@ -25,7 +25,7 @@ from phaze_fast.explore import (
     problems_of,
 )
 from phaze_fast.explore.best_first import BestFirstSearch, LimitedSearch
-from phaze_fast.explore.bounds import STEPS, _LayerCosts, _LayerGraphs, _most_at_once
+from phaze_fast.explore.bounds import STEPS, _LayerCosts, _LayerGraphs
 from phaze_fast.explore.candidates import CandidateTable
 from phaze_fast.explore.objectives import _fewest_devices
 from phaze_fast.hardware import FlatFabric, chip_records, energy_table_of, presets
@@ -43,7 +43,7 @@ RECOMPUTED = (("none", "full"), ("none", "norms+activations"), ("full",), ("norm
 
 
 def test_steps_are_named_as_documents_name_them():
-    assert STEPS == ("roofline", "mapped", "schedule_bound", "scheduled", "placed")
+    assert STEPS == ("roofline", "work", "mapped", "schedule_bound", "scheduled", "placed")
 
 
 def drawn_graph(rng, count, share):
@@ -62,7 +62,7 @@ def mapped_bound_s(graph, one_s, all_s, cores):
     zeros = np.zeros(ops, dtype=np.uint8)
     graphs = _LayerGraphs(
         kinds=1, variants=1, op_ptr=np.array([0, ops, ops]), types=types,
-        most_at_once=_most_at_once(graph.indptr.tobytes(), graph.indices.tobytes()),
+        most_at_once=graph.most_at_once,
         edge_ptr=np.array([0, len(ends), len(ends)]), edge_from=starts, edge_to=ends,
         in_order=np.array([graph.in_order, 0], dtype=np.uint8), again=zeros, late=zeros,
         host_s=np.zeros(2), host_again_s=np.zeros(1), wait_s=np.zeros(2),
@@ -88,7 +88,7 @@ def test_operators_that_run_at_once_are_counted_as_by_trying_all_sets():
             for some in map(list, itertools.combinations(range(7), size)):
                 if apart[np.ix_(some, some)].all():
                     most[some] = size
-        found = _most_at_once(graph.indptr.tobytes(), graph.indices.tobytes())
+        found = graph.most_at_once
         assert (found == most).all(), seed
 
 
@@ -164,10 +164,11 @@ def check_bounds(case, chips, rising=False):
     for s in range(len(evaluator)):
         times, least = problem.schedule(s, records)
         steps = [problem.bound(s, records, step) for step in ("mapped", "schedule_bound")]
-        work_s, placed = problem.work_s(s, records), evaluator.best(s, times, least, limits)
+        works_s = [problem.works_s([s], records, tight)[0] for tight in (False, True)]
+        placed = evaluator.best(s, times, least, limits)
         for c in range(len(evaluator.limits_bytes)):
             at = np.full(len(records), c, dtype=np.int64)
-            bounds = [evaluator.work_bounds(s, work_s, at)]
+            bounds = [evaluator.work_bounds(s, work_s, at) for work_s in works_s]
             bounds += [evaluator.bounds(s, own, at) for own in (*steps, least)]
             for lower, higher in itertools.pairwise(bounds) if rising else ():
                 assert (lower <= higher * (1.0 + 1e-9)).all()
@@ -669,7 +670,7 @@ def test_the_longest_path_of_a_layer_is_that_of_its_operators():
         bounds_s = mapped_bound_s(
             graph, np.ascontiguousarray(seconds.T), np.full(seconds.T.shape, 1e9), many
         )
-        most = _most_at_once(graph.indptr.tobytes(), graph.indices.tobytes())
+        most = graph.most_at_once
         shared_s = (seconds / most[:, None]).sum(axis=0)
         expected = np.maximum(ends.max(axis=0), shared_s)
         assert bounds_s == pytest.approx(expected, rel=1e-11)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import phaze_fast as pf
+from phaze_fast.cost.engine import LayersToBound, estimate_costs, roofline_works_s
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.explore import ChipGroups, Variant, problems_of, scaled_cluster
 from phaze_fast.explore.best_first import run_together
@@ -172,6 +173,22 @@ def test_peak_rates_are_those_of_the_format_that_the_step_computes_in():
     macs = BASE.tensor_core.count * BASE.tensor_core.width * BASE.tensor_core.depth + 4 * 32 * 16
     rate = 2.0 * rates["bf16"] * macs * BASE.clock_hz
     assert [groups.peak_flops(record) for record in groups.records] == [rate, rate]
+
+
+@pytest.mark.parametrize("rate", [2.0, 8.0])
+def test_bounds_of_work_count_products_in_the_format_that_they_have(rate):
+    """A product in a format `rate` times as fast must not be bounded as if it were in bf16."""
+    rates = {**BASE.tensor_core.rates, "fp8": rate}
+    chip = BASE.replace(tensor_core=BASE.tensor_core.replace(rates=rates))
+    records = pf.hardware.chip_records([chip])
+    precision = STEP.replace(precision="fp8").precision
+    graph = pf.layer_graph(pf.models.load("gpt3-175b"), precision=precision)
+    own = estimate_costs(graph, records, CLUSTER, like=chip).total_s()[:, 0]
+    one_after_another_s = own @ np.repeat([layer.count for layer in graph.layers], 2)
+    for tight in (False, True):
+        work = [LayersToBound(graph)]
+        (bound_s,) = roofline_works_s(work, records, CLUSTER, chip, tight=tight)[0]
+        assert 0.4 * one_after_another_s < bound_s <= one_after_another_s
 
 
 def test_problems_of_other_variants_have_other_digests():

@@ -141,4 +141,8 @@ CostRecord least_gemm_events(const GemmShape& shape, const Machine& machine, con
 double gemm_bound(const GemmShape& shape, const Machine& machine,
                   const Epilogue& epilogue) noexcept;
 
+// A tighter one, which counts the traffic, and operands that every block reads through its port.
+double gemm_block_bound(const GemmShape& shape, const Machine& machine, const Traffic& traffic,
+                        const Epilogue& epilogue) noexcept;
+
 }  // namespace phaze

@@ -599,4 +599,44 @@ double gemm_bound(const GemmShape& g, const Machine& machine, const Epilogue& ep
   return (kernels.launch_s + most) * kRounding;
 }
 
+namespace {
+
+// Least 1 / l_m + 1 / l_n of the blocks of a product: elements that enter a core for each
+// multiplication. The memory of a core is a limit on l_n as a real number.
+double least_reads(const GemmShape& g, const Machine& machine, const Kernels& kernels) noexcept {
+  double least = kInfinite;
+  for (int t = 0; t < kernels.tiles; ++t) {
+    least = std::min(least, 1.0 / static_cast<double>(kernels.tile_m[t]) +
+                                1.0 / static_cast<double>(kernels.tile_n[t]));
+  }
+  if (kernels.tiles > 0) return least;
+  const Precision& p = machine.precision;
+  const auto m = static_cast<double>(g.m);
+  const auto n = static_cast<double>(g.n);
+  const auto rows = static_cast<double>(machine.rows);
+  const auto cols = static_cast<double>(machine.cols);
+  const double strips = 2.0 * rows * p.in_bytes;  // per row or column of a block
+  const double widest = std::min(n, cols * static_cast<double>(kMultiples[kMultipleCount - 1]));
+  least = 1.0 / std::min(m, rows) + 1.0 / std::min(n, cols);  // one array needs no memory
+  for (const std::int64_t multiple : kMultiples) {
+    const double length = std::min(m, rows * static_cast<double>(multiple));
+    const double width = (machine.local_bytes - strips * length) / (strips + length * p.acc_bytes);
+    if (width > 0.0) least = std::min(least, 1.0 / length + 1.0 / std::min(width, widest));
+    if (length == m) break;
+  }
+  return least;
+}
+
+}  // namespace
+
+double gemm_block_bound(const GemmShape& g, const Machine& machine, const Traffic& traffic,
+                        const Epilogue& epilogue) noexcept {
+  const Kernels kernels = kernels_of(g, machine);
+  const Floor floor = floor_of(g, machine, traffic.hbm_bytes, epilogue);
+  const double port_s = floor.macs * least_reads(g, machine, kernels) * machine.precision.in_bytes /
+                        (static_cast<double>(machine.cores) * kernels.port_bytes_per_s);
+  const double most = kernels.launch_s + std::max(floor.seconds(), port_s);
+  return std::max(gemm_bound(g, machine, epilogue), most * kRounding);
+}
+
 }  // namespace phaze

@@ -1,10 +1,12 @@
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <vector>
 
 #include "check.hpp"
 #include "cost/chips.hpp"
+#include "numbers.hpp"
 #include "phaze/gemm.hpp"
 #include "phaze/op_cost.hpp"
 #include "phaze/vector_op.hpp"
@@ -201,6 +203,52 @@ void figures_equal_costs() {
   }
 }
 
+// No mapping is faster than the bound by blocks, which is at least the other bound and often equal.
+void block_bounds_hold() {
+  test::Numbers numbers(7);
+  const auto among = [&](std::initializer_list<std::int64_t> sizes) {
+    return sizes.begin()[static_cast<std::ptrdiff_t>(numbers.below(sizes.size()))];
+  };
+  int tight = 0;
+  for (int round = 0; round < 20000; ++round) {
+    ChipRecord chip = tpu();
+    chip.tensor_cores = among({1, 2, 3, 8, 64});
+    chip.tensor_width = among({16, 24, 96, 128, 256});
+    chip.tensor_depth = among({16, 24, 96, 128, 256});
+    chip.tensor_local_bytes = among({0, 1 << 10, 64 << 10, 256 << 10, 4 << 20});
+    chip.buffer_bytes = among({0, 1 << 20, 128 << 20});
+    chip.buffer_port_bytes_per_cycle = static_cast<double>(among({8, 64, 512}));
+    chip.hbm_bytes_per_s = static_cast<double>(among({0, 100, 1200})) * 1e9;
+    TuningRecord tuning = neutral();
+    tuning.overlapped = static_cast<std::int32_t>(among({0, 1}));
+    tuning.dataflows = static_cast<std::int32_t>(among({1, 2, 4, 7}));
+    if (among({0, 1}) == 1) {
+      tuning.dataflows = 1;
+      tuning.tiles = 2;
+      tuning.tile_m[0] = tuning.tile_n[0] = among({32, 128});
+      tuning.tile_m[1] = 64;
+      tuning.tile_n[1] = 256;
+      tuning.odd_tiles = tuning.even_tiles = 1;
+      tuning.odd_m[0] = tuning.odd_n[0] = tuning.even_m[0] = tuning.even_n[0] = 64;
+      tuning.port_odd_bytes_per_cycle = 16.0;
+    }
+    const GemmShape shape{among({1, 3}), among({1, 17, 96, 1000, 4096}), among({1, 63, 512, 4096}),
+                          among({1, 40, 333, 8192})};
+    const Epilogue epilogue{static_cast<double>(among({0, 5})),
+                            static_cast<double>(among({0, 999})), among({0, 1}) == 1 ? 1.0 : 0.5};
+    for (const bool one_core : {false, true}) {
+      const Machine machine(chip, tuning, kHalf, one_core);
+      const Traffic traffic = hbm_traffic(shape, machine.capacity_bytes, kHalf);
+      const double time_s = best_gemm_time(shape, machine, traffic, epilogue);
+      const double bound_s = gemm_block_bound(shape, machine, traffic, epilogue);
+      CHECK(bound_s <= time_s);
+      CHECK(bound_s >= gemm_bound(shape, machine, epilogue));
+      tight += bound_s >= time_s * 0.9 ? 1 : 0;
+    }
+  }
+  CHECK(tight > 8000);
+}
+
 }  // namespace
 
 int main() {
@@ -212,5 +260,6 @@ int main() {
   blocks_of_one_row_are_accepted();
   batches_equal_single_calls();
   figures_equal_costs();
+  block_bounds_hold();
   return phaze::test::report("gemm");
 }
