@@ -186,7 +186,7 @@ def op_hbm_bytes(
     exact: bool,
 ) -> _Array: ...
 def path_bounds(
-    formats: list[tuple[_Array, _Array, tuple[float, ...]]],
+    formats: Sequence[tuple[_Array, _Array, tuple[float, ...]]],
     chips: _Array,
     tuning_of: _Array,
     graphs: tuple[_Array, _Array, _Array, _Array, _Array, _Array, _Array],

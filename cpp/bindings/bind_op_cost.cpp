@@ -9,6 +9,7 @@
 #include "arrays.hpp"
 #include "phaze/op_cost.hpp"
 #include "phaze/parallel.hpp"
+#include "phaze/path_bounds.hpp"
 
 namespace phaze::bindings {
 namespace {
@@ -128,7 +129,7 @@ void check_graphs(const PathBatch& paths, std::size_t ops) {
 
 // `formats` lists operators, tunings and precision of each; `shared`, if given, makes it bounds of
 // work.
-py::array_t<double> path_bounds(const py::list& formats, const py::object& chips,
+py::array_t<double> path_bounds(const py::sequence& formats, const py::object& chips,
                                 const py::object& tuning_of, const py::tuple& graphs,
                                 const std::optional<py::tuple>& shared, int threads) {
   std::vector<FormatOps> listed;

@@ -13,6 +13,7 @@
 #include "phaze/collective.hpp"
 #include "phaze/layer_batch.hpp"
 #include "phaze/op_cost.hpp"
+#include "phaze/path_bounds.hpp"
 #include "phaze/plan.hpp"
 #include "phaze/silicon.hpp"
 

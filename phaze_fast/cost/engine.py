@@ -801,12 +801,14 @@ class _IdealWork(NamedTuple):
             every += parts
             listed.append(ops)
         ops = np.concatenate(listed)
-        formats, which = [], np.zeros(len(ops), dtype=np.int32)
+        formats: list[tuple[Array, Machines]] = []
+        which, known = np.zeros(len(ops), dtype=np.int32), 0
         for code in np.unique(ops["format"]).tolist() or [0]:
             own = machines(records, cast(Dtype, FORMATS[code]), like=like).sparse if code else batch
             mine = np.flatnonzero(ops["format"] == code)
             shapes, at = distinct_operators(ops[mine])
-            which[mine] = sum(len(one) for one, _ in formats) + at
+            which[mine] = known + at
+            known += len(shapes)
             formats.append((in_format(shapes, own.precision), own))
         return cls(every, batch, formats, which, not keeps)
 

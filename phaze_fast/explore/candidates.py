@@ -235,7 +235,7 @@ class CandidateTable:
         self.dynamic[s, groups] = np.maximum(self.dynamic[s, groups], dynamic_j)
 
     def bound(self, s: int, groups: Array, level: int, threads: int | None = None) -> None:
-        """Advance candidates to `work`, `mapped` or `schedule_bound`; strategies may go in parallel.
+        """Advance candidates to `work`, `mapped` or `schedule_bound`, strategies in parallel.
 
         Parameters
         ----------

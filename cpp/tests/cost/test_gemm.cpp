@@ -207,7 +207,8 @@ void figures_equal_costs() {
 void block_bounds_hold() {
   test::Numbers numbers(7);
   const auto among = [&](std::initializer_list<std::int64_t> sizes) {
-    return sizes.begin()[static_cast<std::ptrdiff_t>(numbers.below(sizes.size()))];
+    return sizes.begin()[static_cast<std::ptrdiff_t>(
+        numbers.below(static_cast<std::int32_t>(sizes.size())))];
   };
   int tight = 0;
   for (int round = 0; round < 20000; ++round) {
