@@ -318,8 +318,8 @@ class Search {
     }
   }
 
-  // Inserts a child, as insert() does, unless its bound is too late. Of the ready operators, those `waiting` do not
-  // start alongside others now.
+  // Inserts a child, as insert() does, unless its bound is too late. Of the ready operators, those
+  // `waiting` do not start alongside others now.
   void consider(const State<Bits>& s, Child child, Bits waiting, std::size_t first) {
     const double enough_s = below_s_ * (1.0 - kSame);
     if (child.op >= 0) {
@@ -391,8 +391,9 @@ LayerSolution solve(const LayerProblem& problem, const SearchLimits& limits) {
   LayerFacts<Bits> facts(problem);
   LayerSolution best = best_list_schedule(facts);
   const double enough_s = best.makespan_s * (1.0 - kSame / 2.0);  // proves it despite rounding
-  double bound_s = facts.root_bound(enough_s);
+  double bound_s = facts.longest_path_s();
   const auto met = [&] { return best.makespan_s <= bound_s * (1.0 + kSame); };
+  if (!met()) bound_s = facts.root_bound(enough_s);
   if (!met()) bound_s = facts.prepare_search(bound_s, enough_s);
   best.bound_s = bound_s * kRoundedDown;
   if (met()) {
