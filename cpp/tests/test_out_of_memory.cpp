@@ -19,6 +19,7 @@
 #include "phaze/op_cost.hpp"
 #include "phaze/parallel.hpp"
 #include "phaze/placement.hpp"
+#include "plan/layers_case.hpp"
 #include "plan/placement_tables.hpp"
 #include "wafer/mapping_chain.hpp"
 
@@ -137,6 +138,22 @@ void layers_survive() {
                    {makespan, bound, proved, nodes, status, start, mode}, threads);
       double sum = 0.0;
       for (const double value : makespan) sum += value;
+      return sum;
+    });
+  }
+}
+
+void best_plans_survive() {
+  std::mt19937 random(4);
+  const TwoStrategies c(random, false);
+  ChipLayers layers[2];
+  for (ChipLayers& own : layers) draw_layers(own, random, 6, false);
+  for (const int threads : {1, 2}) {
+    survives("best plans", [&] {
+      double sum = 0.0;
+      for (const double value : best_plans(c, layers, threads)) {
+        if (value < std::numeric_limits<double>::infinity()) sum += value;
+      }
       return sum;
     });
   }
@@ -270,6 +287,7 @@ void grids_survive() {
 
 int main() {
   layers_survive();
+  best_plans_survive();
   placements_survive();
   nests_survive();
   costs_survive();

@@ -3,6 +3,7 @@
 // failure. Build with PHAZE_SANITIZE_THREADS to run under ThreadSanitizer (python3 dev.py threads).
 #include <cstdint>
 #include <functional>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "phaze/path_bounds.hpp"
 #include "phaze/plan.hpp"
 #include "phaze/silicon.hpp"
+#include "plan/layers_case.hpp"
 
 namespace {
 
@@ -189,6 +191,16 @@ Answer schedules(const Inputs&) {
   return bits(makespan);
 }
 
+Answer best_plans(int threads) {
+  std::mt19937 random(4);
+  const TwoStrategies c(random, false);
+  ChipLayers layers[2];
+  for (ChipLayers& own : layers) draw_layers(own, random, 14, true);
+  return bits(best_plans(c, layers, threads));
+}
+
+Answer plans_on_chips(const Inputs&) { return best_plans(kInside); }
+
 // The fuzz targets call the functions without a batch form: placements, NEST, plans, mappings.
 Answer everything_else(const Inputs&) {
   Numbers numbers(9);
@@ -203,9 +215,11 @@ Answer everything_else(const Inputs&) {
 }  // namespace
 
 int main() {
+  CHECK(best_plans(1) == best_plans(4));
   const Inputs in = inputs();
-  const std::function<Answer(const Inputs&)> jobs[] = {
-      costs, times, figures, paths, silicon, collectives, schedules, everything_else};
+  const std::function<Answer(const Inputs&)> jobs[] = {costs,     times,          figures,
+                                                       paths,     silicon,        collectives,
+                                                       schedules, plans_on_chips, everything_else};
   std::vector<Answer> expected;
   for (const auto& job : jobs) expected.push_back(job(in));
   std::vector<int> wrong(kThreads, 0);

@@ -102,7 +102,7 @@ def test_layers_with_twins_and_leaves_are_those_of_enumeration(rule, cases):
         against_moments(rng, rng.randint(4, 6), rule)
 
 
-FOUND = [  # by search: each once had a wrong proof, or has one when a part of a bound is left out
+FOUND = [  # by search: each once had a wrong proof, or has one if a part of a bound or rule is left out
     ("overlap", [5], {"num_tc": 1, "num_vc": 2}, "V3,1 B3,- B3,2", "0-2"),
     ("exclusive", [11], {"num_tc": 7, "num_vc": 2}, "T14,1,8 V5,- V11,-,7", ""),
     ("overlap", [2], {"num_tc": 1, "num_vc": 1, "num_net": 3}, "N-,0 N3,-,2 N2,-,1", "0-1"),
@@ -111,6 +111,28 @@ FOUND = [  # by search: each once had a wrong proof, or has one when a part of a
     ("exclusive", [1], {"num_tc": 1, "num_vc": 1}, "T1,0 T1,- V0,3 V1,-", "0-3"),
     ("overlap", [1], {"num_tc": 1, "num_vc": 1}, "V-,0 V-,0 T-,1 T-,0 N-,1", "0-3 1-3 3-4"),
     ("exclusive", [9], {"num_tc": 3, "num_vc": 1}, "T9,-,3 T9,-,3 T9,-,3 T9,-,3", "1-3 2-3"),
+    ("exclusive", [6], {"num_tc": 2, "num_vc": 2}, "T3,3 T1,- T1,- T3,3 T3,3", "1-3 2-4"),
+    ("exclusive", [4], {"num_tc": 4, "num_vc": 2}, "V2,- N1,- V3,- B2,-", "1-2"),
+    ("exclusive", [8], {"num_tc": 1, "num_vc": 2}, "V4,1 V1,1 V2,1 V4,- T-,3", ""),
+    ("overlap", [10], {"num_tc": 1, "num_vc": 2}, "V9,7 T8,8 T2,- V5,-", "2-3"),
+    ("exclusive", [9], {"num_tc": 3, "num_vc": 1}, "T3,- T8,2 T-,0 V5,2 T4,-", "0-1 0-2 1-2 0-4"),
+    ("exclusive", [4], {"num_tc": 4, "num_vc": 2}, "T6,0 T4,- T5,2,2 T5,2,2", "0-3"),
+    ("exclusive", [10], {"num_tc": 3, "num_vc": 2}, "N4,- N4,- N2,- T2,- T2,1", "1-4 2-4"),
+    ("exclusive", [7], {"num_tc": 4, "num_vc": 1}, "T4,4 T8,3 B3,2", ""),
+    (
+        "exclusive",
+        [18],
+        {"num_tc": 2, "num_vc": 1},
+        "T4,- T4,- T5,- T5,- T2,- T5,- T5,5 T5,-",
+        "0-3 1-3 3-4 1-5 0-6 1-6 0-7 2-7 3-7",
+    ),
+    (
+        "exclusive",
+        [19],
+        {"num_tc": 2, "num_vc": 1},
+        "T2,2 T8,8 V4,- B7,- T8,6 V6,5 V1,1",
+        "0-3 0-4 2-5 4-5 1-6 2-6 3-6 5-6",
+    ),
     (
         "exclusive",
         [31],

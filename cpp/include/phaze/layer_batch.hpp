@@ -66,6 +66,11 @@ enum class Terms { kGiven, kCanonical };
 void solve_layers(const LayerBatch& batch, const SearchLimits& limits, Terms terms,
                   const LayerAnswers& out, int threads);
 
+// Solves the graph on one chip; `limits` has the time that is enough. The caller must ensure that
+// sizes agree.
+Status solve_on_chip(const GraphOnChips& given, std::size_t chip, const SearchLimits& limits,
+                     LayerSolution* out);
+
 // Solves the graph on every chip; chips with equal latencies and cores are solved once, with the
 // largest of their `enough_s`.
 void solve_on_chips(const GraphOnChips& given, const SearchLimits& limits, const LayerAnswers& out,

@@ -264,19 +264,7 @@ Status LayersOnChips::solve(std::size_t chip, const Priced& priced, std::size_t 
   given.all_cores_s = std::span(priced.all_s).subspan(first, count);
   given.cores = costs_.cores.subspan(chip * at(kResources), at(kResources));
   given.rule = ScheduleRule::kExclusive;
-  given.enough_s = {&limits.enough_s, 1};
-  std::int32_t proved_by = 0;
-  std::int32_t status = 0;
-  const LayerAnswers out{{&solution->makespan_s, 1},
-                         {&solution->bound_s, 1},
-                         {&proved_by, 1},
-                         {&solution->nodes, 1},
-                         {&status, 1},
-                         solution->start_s,
-                         solution->mode};
-  solve_on_chips(given, limits, out, 1);
-  solution->proved_by = static_cast<ProvedBy>(proved_by);
-  return static_cast<Status>(status);
+  return solve_on_chip(given, 0, limits, solution);
 }
 
 Status LayersOnChips::find_root(std::size_t chip, const Priced& priced) const {

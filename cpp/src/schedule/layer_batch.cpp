@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <numeric>
 
 #include "base/numbers.hpp"
@@ -280,54 +279,37 @@ std::vector<std::size_t> first_equal(const GraphOnChips& given, std::size_t chip
   return first;
 }
 
-// Writes the solution of layer b, whose operators are `first` up to `last`.
-void write(std::size_t b, std::size_t first, std::size_t last, const LayerSolution& solution,
-           const LayerAnswers& out) noexcept {
-  out.makespan_s[b] = solution.makespan_s;
-  out.bound_s[b] = solution.bound_s;
-  out.proved_by[b] = static_cast<std::int32_t>(solution.proved_by);
-  out.nodes[b] = solution.nodes;
-  for (std::size_t i = first; i < last; ++i) {
-    out.start_s[i] = solution.start_s[i - first];
-    out.mode[i] = solution.mode[i - first];
-  }
-}
-
-// Fills the rows of a layer without a solution.
-void refuse(std::size_t b, std::size_t first, std::size_t last, const LayerAnswers& out) noexcept {
-  constexpr double nan = kNan;
-  out.makespan_s[b] = out.bound_s[b] = nan;
-  out.proved_by[b] = 0;
-  out.nodes[b] = 0;
-  for (std::size_t i = first; i < last; ++i) {
-    out.start_s[i] = nan;
-    out.mode[i] = -1;
-  }
-}
-
-struct Scratch {
-  LayerProblem* problem;
-  CanonicalLayer* form;
-};
-
-// Solves layer b, loaded with a status, in its canonical form.
-void solve(std::size_t b, std::size_t first, std::size_t last, Status status, SearchLimits limits,
-           std::span<const double> enough_s, Terms terms, const Scratch& scratch,
-           const LayerAnswers& out) {
+// Writes the answer of layer b, whose operators are `first` up to `last`; `solution` is read only
+// if there is one.
+void write(std::size_t b, std::size_t first, std::size_t last, Status status,
+           const LayerSolution& solution, const LayerAnswers& out) noexcept {
+  const bool solved = status == Status::kOk;
   out.status[b] = static_cast<std::int32_t>(status);
-  if (status != Status::kOk) {
-    refuse(b, first, last, out);
-    return;
+  out.makespan_s[b] = solved ? solution.makespan_s : kNan;
+  out.bound_s[b] = solved ? solution.bound_s : kNan;
+  out.proved_by[b] = solved ? static_cast<std::int32_t>(solution.proved_by) : 0;
+  out.nodes[b] = solved ? solution.nodes : 0;
+  for (std::size_t i = first; i < last; ++i) {
+    out.start_s[i] = solved ? solution.start_s[i - first] : kNan;
+    out.mode[i] = solved ? solution.mode[i - first] : -1;
   }
-  canonical_layer(*scratch.problem, scratch.form);
-  if (!enough_s.empty()) limits.enough_s = enough_s[b] / scratch.form->scale;
-  const LayerSolution solution = solve_layer(scratch.form->problem, limits);
-  const bool own = terms == Terms::kGiven;
-  write(b, first, last, own ? replay(*scratch.problem, *scratch.form, solution) : solution, out);
 }
 
-// Calls one(k, scratch) for every k below `count`. Some layers take a thousand times as long as
-// others, so threads take the next few dynamically.
+// Solves a layer that was loaded with a status, in its canonical form.
+Status solve(const LayerProblem& problem, Status loaded, const SearchLimits& limits, Terms terms,
+             LayerSolution* out) {
+  if (loaded != Status::kOk) return loaded;
+  CanonicalLayer form;
+  canonical_layer(problem, &form);
+  SearchLimits scaled = limits;
+  scaled.enough_s /= form.scale;
+  const LayerSolution solution = solve_layer(form.problem, scaled);
+  *out = terms == Terms::kGiven ? replay(problem, form, solution) : solution;
+  return Status::kOk;
+}
+
+// Calls one(k) for every k below `count`. Some layers take a thousand times as long as others, so
+// threads take the next few dynamically.
 template <typename One>
 void for_each_layer(std::size_t count, int threads, const One& one) {
   constexpr std::size_t kFew = 4;
@@ -335,12 +317,8 @@ void for_each_layer(std::size_t count, int threads, const One& one) {
   const std::size_t workers = std::min(most, static_cast<std::size_t>(std::max(threads, 1)));
   std::atomic<std::size_t> next = 0;
   parallel_for(workers, static_cast<int>(workers), 1, [&](std::size_t, std::size_t) {
-    const auto problem = std::make_unique_for_overwrite<LayerProblem>();
-    const auto form = std::make_unique_for_overwrite<CanonicalLayer>();
     for (std::size_t first = next.fetch_add(kFew); first < count; first = next.fetch_add(kFew)) {
-      for (std::size_t k = first; k < std::min(count, first + kFew); ++k) {
-        one(k, Scratch{problem.get(), form.get()});
-      }
+      for (std::size_t k = first; k < std::min(count, first + kFew); ++k) one(k);
     }
   });
 }
@@ -349,12 +327,23 @@ void for_each_layer(std::size_t count, int threads, const One& one) {
 
 void solve_layers(const LayerBatch& batch, const SearchLimits& limits, Terms terms,
                   const LayerAnswers& out, int threads) {
-  for_each_layer(out.status.size(), threads, [&](std::size_t b, const Scratch& scratch) {
-    const auto first = static_cast<std::size_t>(batch.op_ptr[b]);
-    const auto last = static_cast<std::size_t>(batch.op_ptr[b + 1]);
-    const Status status = load(batch, b, scratch.problem);
-    solve(b, first, last, status, limits, batch.enough_s, terms, scratch, out);
+  for_each_layer(out.status.size(), threads, [&](std::size_t b) {
+    SearchLimits own = limits;
+    if (!batch.enough_s.empty()) own.enough_s = batch.enough_s[b];
+    LayerProblem problem;
+    LayerSolution solution;
+    const Status status = solve(problem, load(batch, b, &problem), own, terms, &solution);
+    write(b, static_cast<std::size_t>(batch.op_ptr[b]),
+          static_cast<std::size_t>(batch.op_ptr[b + 1]), status, solution, out);
   });
+}
+
+Status solve_on_chip(const GraphOnChips& given, std::size_t chip, const SearchLimits& limits,
+                     LayerSolution* out) {
+  LayerProblem problem;
+  Status status = load_graph(given, &problem);
+  if (status == Status::kOk) status = load_chip(given, chip, &problem);
+  return solve(problem, status, limits, Terms::kGiven, out);
 }
 
 void solve_on_chips(const GraphOnChips& given, const SearchLimits& limits, const LayerAnswers& out,
@@ -368,12 +357,13 @@ void solve_on_chips(const GraphOnChips& given, const SearchLimits& limits, const
     if (first[chip] == chip) distinct.push_back(chip);
     if (!enough_s.empty()) enough_s[first[chip]] = std::max(enough_s[first[chip]], enough_s[chip]);
   }
-  for_each_layer(distinct.size(), threads, [&](std::size_t k, const Scratch& scratch) {
+  for_each_layer(distinct.size(), threads, [&](std::size_t k) {
     const std::size_t chip = distinct[k];
-    Status status = load_graph(given, scratch.problem);
-    if (status == Status::kOk) status = load_chip(given, chip, scratch.problem);
-    solve(chip, chip * ops, (chip + 1) * ops, status, limits, enough_s, Terms::kGiven, scratch,
-          out);
+    SearchLimits own = limits;
+    if (!enough_s.empty()) own.enough_s = enough_s[chip];
+    LayerSolution solution;
+    const Status status = solve_on_chip(given, chip, own, &solution);
+    write(chip, chip * ops, (chip + 1) * ops, status, solution, out);
   });
   for (std::size_t chip = 0; chip < chips; ++chip) {
     const std::size_t same = first[chip];
@@ -389,17 +379,17 @@ void solve_on_chips(const GraphOnChips& given, const SearchLimits& limits, const
 }
 
 Status canonical_bytes(const LayerBatch& batch, std::size_t layer, std::vector<std::uint8_t>* out) {
-  const auto problem = std::make_unique<LayerProblem>();
-  const auto form = std::make_unique<CanonicalLayer>();
-  const Status status = load(batch, layer, problem.get());
+  LayerProblem problem;
+  CanonicalLayer form;
+  const Status status = load(batch, layer, &problem);
   out->clear();
   if (status != Status::kOk) return status;
-  canonical_layer(*problem, form.get());
+  canonical_layer(problem, &form);
   const auto append = [&](const auto* first, int count) {
     const auto* bytes = reinterpret_cast<const std::uint8_t*>(first);
     out->insert(out->end(), bytes, bytes + sizeof(*first) * static_cast<std::size_t>(count));
   };
-  const LayerProblem& p = form->problem;
+  const LayerProblem& p = form.problem;
   append(&p.size, 1);
   append(p.capacity, kResources);
   for (int i = 0; i < p.size; ++i) {  // up to 64 operators have one word each, as in stored keys
@@ -415,20 +405,20 @@ Status canonical_bytes(const LayerBatch& batch, std::size_t layer, std::vector<s
 }
 
 void replay_layers(const LayerBatch& batch, const LayerAnswers& answers) {
-  const auto problem = std::make_unique<LayerProblem>();
-  const auto form = std::make_unique<CanonicalLayer>();
+  LayerProblem problem;
+  CanonicalLayer form;
+  LayerSolution known;
+  known.bound_s = 0.0;
+  known.nodes = 0;
+  known.proved_by = ProvedBy::kNothing;
   for (std::size_t b = 0; b < answers.status.size(); ++b) {
     const auto first = static_cast<std::size_t>(batch.op_ptr[b]);
     const auto last = static_cast<std::size_t>(batch.op_ptr[b + 1]);
-    Status status = load(batch, b, problem.get());
+    Status status = load(batch, b, &problem);
     if (status == Status::kOk) {
-      canonical_layer(*problem, form.get());
-      LayerSolution known;
-      known.bound_s = 0.0;
-      known.nodes = 0;
-      known.proved_by = ProvedBy::kNothing;
-      for (int k = 0; k < problem->size; ++k) {
-        const LayerProblem& p = form->problem;
+      canonical_layer(problem, &form);
+      for (int k = 0; k < problem.size; ++k) {
+        const LayerProblem& p = form.problem;
         known.start_s[k] = answers.start_s[first + static_cast<std::size_t>(k)];
         known.mode[k] = answers.mode[first + static_cast<std::size_t>(k)];
         const bool good = known.mode[k] >= 0 &&
@@ -436,10 +426,9 @@ void replay_layers(const LayerBatch& batch, const LayerAnswers& answers) {
                           std::isfinite(known.start_s[k]) && known.start_s[k] >= 0.0;
         if (!good) status = Status::kBadMode;
       }
-      if (status == Status::kOk) write(b, first, last, replay(*problem, *form, known), answers);
     }
-    answers.status[b] = static_cast<std::int32_t>(status);
-    if (status != Status::kOk) refuse(b, first, last, answers);
+    const bool good = status == Status::kOk;
+    write(b, first, last, status, good ? replay(problem, form, known) : known, answers);
   }
 }
 

@@ -30,17 +30,22 @@ LayerFacts<Bits>::LayerFacts(const LayerProblem& problem) noexcept : problem_(pr
   const int n = problem.size;
   all_ = n == kMostOps<Bits> ? ~Bits{0} : op_bit<Bits>(n) - 1;
   Bits ancestors[kMostOps<Bits>];
+  double end_s[kMostOps<Bits>];  // earliest
   for (int i = 0; i < n; ++i) {
+    find_modes(i);
     after_[i] = 0;
     before_[i] = static_cast<Bits>(problem.before[i]);
     ancestors[i] = before_[i];
+    double start_s = 0.0;
     for_ops(before_[i], [&](int b) {
       ancestors[i] |= ancestors[b];
       after_[b] |= op_bit<Bits>(i);
+      start_s = std::max(start_s, end_s[b]);
     });
+    end_s[i] = start_s + shortest_s_[i];
+    longest_path_s_ = std::max(longest_path_s_, end_s[i]);
   }
   for (int i = n - 1; i >= 0; --i) {
-    find_modes(i);
     rest_s_[i] = 0.0;
     descendants_[i] = after_[i];
     for_ops(after_[i], [&](int next) {
@@ -143,16 +148,17 @@ int LayerFacts<Bits>::width(Bits set) const noexcept {
   const int size = count_ops(set);
   if (size <= 1) return size;
   std::int8_t partner[kMostOps<Bits>];  // of a later operator: the earlier one matched with it
-  std::fill(partner, partner + kMostOps<Bits>, std::int8_t{-1});
-  int matched = 0;
+  Bits free = set;                      // operators without a partner
   Bits seen = 0;
   const auto augment = [&](const auto& self, int op) -> bool {
     Bits choices = descendants_[op] & set & ~seen;
+    if ((choices & free) != 0) choices &= free;
     while (choices != 0) {
       const int next = first_of(choices);
       seen |= op_bit<Bits>(next);
-      if (partner[next] < 0 || self(self, partner[next])) {
+      if ((free & op_bit<Bits>(next)) != 0 || self(self, partner[next])) {
         partner[next] = static_cast<std::int8_t>(op);
+        free &= ~op_bit<Bits>(next);
         return true;
       }
       choices &= ~seen;
@@ -161,25 +167,28 @@ int LayerFacts<Bits>::width(Bits set) const noexcept {
   };
   for_ops(set, [&](int op) {
     seen = 0;
-    if (augment(augment, op)) ++matched;
+    augment(augment, op);
   });
-  return size - matched;
+  return count_ops(free);
 }
 
 // If at most q operators use a core type at once, each is charged 1/q of that type, which is more
 // than one core's share on a chip with many; this is valid if modes use one core or all.
 template <typename Bits>
-void LayerFacts<Bits>::find_most_at_once(int r, double* most) noexcept {
+void LayerFacts<Bits>::find_charges(int r, double* charged_of) noexcept {
   bool single = problem_.capacity[r] > 1;
   for (int i = 0; i < problem_.size; ++i) {
     for (int u = 0; u < useful_count_[i]; ++u) {
       single = single && (problem_.modes[useful_[i][u]].use[r] <= 1 || alone(i, u));
     }
   }
+  std::fill(charged_of, charged_of + problem_.first_mode[size()], problem_.capacity[r]);
   for (int i = 0; i < problem_.size; ++i) {
     const Bits rivals = may_overlap_[i] & occupants_[r];
     const int own = single ? 1 + width(rivals) : problem_.capacity[r];
-    most[i] = std::min(problem_.capacity[r], own);
+    for (int u = 0; u < useful_count_[i]; ++u) {
+      if (!alone(i, u)) charged_of[useful_[i][u]] = std::min(problem_.capacity[r], own);
+    }
     if (rivals == 0 || (single && own <= problem_.capacity[r])) {
       always_fits_[r] |= op_bit<Bits>(i);
     }
@@ -187,16 +196,14 @@ void LayerFacts<Bits>::find_most_at_once(int r, double* most) noexcept {
 }
 
 template <typename Bits>
-void LayerFacts<Bits>::add_weighting(const double* weights, const MostAtOnce& most) noexcept {
-  for (int i = 0; i < problem_.size; ++i) {
-    for (int u = 0; u < useful_count_[i]; ++u) {
-      const int m = useful_[i][u];
-      double rate = 0.0;
-      for (int r = 0; r < kResources; ++r) {
-        const double used = weights[r] * problem_.modes[m].use[r];
-        if (used > 0.0) rate += used / (alone(i, u) ? problem_.capacity[r] : most[r][i]);
-      }
-      rate_[weightings_][m] = rate;
+void LayerFacts<Bits>::add_weighting(const double* weights, const ChargedOf& charged_of) noexcept {
+  double* rate = rate_[weightings_];
+  const int modes = problem_.first_mode[size()];
+  std::fill(rate, rate + modes, 0.0);
+  for (int r = 0; r < kResources; ++r) {
+    if (weights[r] == 0.0) continue;
+    for (int m = 0; m < modes; ++m) {
+      rate[m] += weights[r] * problem_.modes[m].use[r] / charged_of[r][m];
     }
   }
   find_shares(weightings_++);
@@ -350,15 +357,15 @@ double LayerFacts<Bits>::root_bound(double enough_s) noexcept {
   double most = find_heads(beginning(), 0, enough_s, &limited, root_ready_s_);
   if (most >= enough_s) return most;
   sort_by_head(all_, root_ready_s_, root_in_time_);
-  MostAtOnce at_once;
+  ChargedOf charged_of;
   for (int r = 0; r < kResources; ++r) {
-    if (used_[r]) find_most_at_once(r, at_once[r]);
+    if (used_[r]) find_charges(r, charged_of[r]);
   }
   for (const auto& weights : kWeights) {
     bool whole = true;
     for (int r = 0; r < kResources; ++r) whole = whole && (weights[r] == 0.0 || used_[r]);
     if (!whole) continue;
-    add_weighting(weights, at_once);
+    add_weighting(weights, charged_of);
     most = raised(most, enough_s);
     if (most >= enough_s) return most;
   }
@@ -511,12 +518,14 @@ double LayerFacts<Bits>::most_overlapping(int op, Bits rated, const double* rate
   Bits left = others;
   for (int r = 0; r < kResources && left != 0; ++r) {
     const Bits own = left & occupants_[r];
+    if (own == 0) continue;
     left &= ~own;
     int least = problem_.capacity[r];
     for (int u = 0; u < useful_count_[op]; ++u) {
       if (!alone(op, u)) least = std::min(least, problem_.modes[useful_[op][u]].use[r]);
     }
     by_type += most_in_chains(own, problem_.capacity[r] - least, rate);
+    if (own == others) return by_type;  // no more than all its chains
   }
   if (left != 0) return kInfinite;
   return std::min(by_type, most_in_chains(others, kMostOps<Bits>, rate));

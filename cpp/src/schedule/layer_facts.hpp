@@ -137,6 +137,8 @@ class LayerFacts {
   int useful_count(int op) const noexcept { return useful_count_[op]; }
   int useful(int op, int i) const noexcept { return useful_[op][i]; }
   int most_useful() const noexcept { return most_useful_; }
+  // The longest path, summed as schedules are: none is shorter, not even in its last digit.
+  double longest_path_s() const noexcept { return longest_path_s_; }
   // Whether a useful mode occupies the whole chip, so that nothing can overlap it.
   bool alone(int op, int i) const noexcept { return (alone_[i] & op_bit<Bits>(op)) != 0; }
   // Operators without a mode that occupies the whole chip.
@@ -160,10 +162,10 @@ class LayerFacts {
   };
   void find_modes(int op) noexcept;
   void find_alone() noexcept;
-  // [r][i]: most operators that use core type r at once while operator i does.
-  using MostAtOnce = double[kResources][kMostOps<Bits>];
-  void find_most_at_once(int r, double* most) noexcept;
-  void add_weighting(const double* weights, const MostAtOnce& most) noexcept;
+  // [r][m]: a mode that uses k cores of type r is charged k over this number.
+  using ChargedOf = double[kResources][kMostOps<Bits> * kMaxModes];
+  void find_charges(int r, double* charged_of) noexcept;
+  void add_weighting(const double* weights, const ChargedOf& charged_of) noexcept;
   void add_weighting_by_operators() noexcept;
   void find_path() noexcept;
   void add_path_weighting() noexcept;
@@ -239,6 +241,7 @@ class LayerFacts {
   double root_ready_s_[kMostOps<Bits>];        // earliest starts
   std::int32_t root_in_time_[kMostOps<Bits>];  // operators by earliest start
   int most_useful_ = 0;
+  double longest_path_s_ = 0.0;
   int weightings_ = 0;
   mutable std::int32_t best_weighting_ = 0;   // weighting whose bound prunes most states
   mutable std::int32_t other_weighting_ = 0;  // weighting last tried after that one

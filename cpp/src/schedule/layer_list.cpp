@@ -354,6 +354,7 @@ template <typename Bits>
 LayerSolution best_list_schedule(const LayerFacts<Bits>& facts) noexcept {
   LayerSolution best = list_with(facts, ModeChoice::kFastest, kInfinite);
   for (const ModeChoice choice : {ModeChoice::kNarrowest, ModeChoice::kShared}) {
+    if (best.makespan_s <= facts.longest_path_s()) break;
     const LayerSolution schedule = list_with(facts, choice, best.makespan_s);
     if (schedule.makespan_s < best.makespan_s) best = schedule;
   }

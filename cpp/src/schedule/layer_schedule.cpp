@@ -121,7 +121,7 @@ class Search {
     root.begun = false;
     root.barred = 0;
     std::fill(root.passed, root.passed + kMaxModes, Bits{0});
-    explore(root, 0);
+    explore(root);
     best_.nodes = nodes_;
     const double seen_s = stopped_ ? open_s_ * kRoundedDown : best_.makespan_s;
     const double enough_s = limits_.enough_s * (1.0 - 2.0 * kSame);
@@ -263,23 +263,21 @@ class Search {
     std::copy(mode_, mode_ + facts_.size(), best_.mode);
   }
 
-  // Inserts a child after those that are at least as promising.
-  static void insert(const Child& child, std::vector<Child>* children) {
-    children->push_back(child);
-    std::size_t at = children->size() - 1;
+  // Inserts a child after those, from `first` on, that are at least as promising.
+  void insert(const Child& child, std::size_t first) {
+    children_.push_back(child);
+    std::size_t at = children_.size() - 1;
     const auto better = [&](const Child& other) {
       return child.bound_s != other.bound_s ? child.bound_s < other.bound_s
                                             : child.tail_s > other.tail_s;
     };
-    for (; at > 0 && better((*children)[at - 1]); --at) (*children)[at] = (*children)[at - 1];
-    (*children)[at] = child;
+    for (; at > first && better(children_[at - 1]); --at) children_[at] = children_[at - 1];
+    children_[at] = child;
   }
 
-  // Children of a state that may still improve on the incumbent, most promising first.
-  std::vector<Child>& children_of(const State<Bits>& s, std::size_t depth) {
-    if (depth >= levels_.size()) levels_.resize(depth + 1);
-    std::vector<Child>& children = levels_[depth];
-    children.clear();
+  // Appends the children of a state that may still improve on the incumbent, most promising first.
+  void add_children(const State<Bits>& s) {
+    const std::size_t first = children_.size();
     const Bits ready = s.partial.ready;
     const Bits turns = facts_.turns(ready);
     const Bits before = s.first < kMostOps<Bits> ? op_bit<Bits>(s.first) - 1 : ~Bits{0};
@@ -287,7 +285,7 @@ class Search {
     for_ops(turns & before, [&](int turn) { waiting |= op_bit<Bits>(facts_.start_order(turn)); });
     const bool idle = s.partial.running_count == 0;
     const Bits wanted = idle ? 0 : facts_.unhindered(s.partial, 0);
-    if ((wanted & waiting) != 0) return children;  // an earlier start was better
+    if ((wanted & waiting) != 0) return;  // an earlier start was better
     for (Bits open = turns & ~before; open != 0; open &= open - 1) {
       const int turn = first_of(open);
       const int op = facts_.start_order(turn);
@@ -298,31 +296,31 @@ class Search {
       for (int u = 0; u < facts_.useful_count(op); ++u) {
         if ((s.passed[u] & own) != 0 || !facts_.fits(s.partial, facts_.useful(op, u))) continue;
         if (idle && u == 0 && ((s.barred | facts_.leaves()) & own) == 0) {
-          consider(s, {0.0, facts_.tail_s(op), op, u, turn, true}, waiting, &children);
+          consider(s, {0.0, facts_.tail_s(op), op, u, turn, true}, waiting, first);
         }
         if (facts_.alone(op, u) || (facts_.urgent(op) & ready) != 0) continue;
-        consider(s, {0.0, facts_.tail_s(op), op, u, turn, false}, waiting, &children);
+        consider(s, {0.0, facts_.tail_s(op), op, u, turn, false}, waiting, first);
       }
-      if ((wanted & op_bit<Bits>(op)) != 0) return children;
+      if ((wanted & op_bit<Bits>(op)) != 0) return;
       waiting |= op_bit<Bits>(op);
     }
     // Ready operators on single cores that do not start now do not start as long as a core is free.
     const bool waits = !idle && !s.begun && wanted == 0;
-    if (waits && facts_.unhindered(s.partial, ready & facts_.one_core()) == 0) {
-      consider(s, {0.0, -1.0, kWait, -1, 0, false}, waiting, &children);
+    const Bits passed = ready & facts_.one_core();
+    if (waits && (passed == 0 || facts_.unhindered(s.partial, passed) == 0)) {
+      consider(s, {0.0, -1.0, kWait, -1, 0, false}, waiting, first);
     }
     const Bits left = facts_.all() & ~s.partial.started;
     if (idle && (left & ~facts_.leaves()) == 0) {
       double end = s.partial.now_s;
       for_ops(left, [&](int op) { end += facts_.shortest_s(op); });
-      if (!too_late(end)) insert({end, 0.0, kEnd, -1, 0, false}, &children);
+      if (!too_late(end)) insert({end, 0.0, kEnd, -1, 0, false}, first);
     }
-    return children;
   }
 
-  // Inserts a child unless its bound is too late. Of the ready operators, those `waiting` do not
-  // start alongside others now.
-  void consider(const State<Bits>& s, Child child, Bits waiting, std::vector<Child>* children) {
+  // Inserts a child, as insert() does, unless its bound is too late. Of the ready operators, those
+  // `waiting` do not start alongside others now.
+  void consider(const State<Bits>& s, Child child, Bits waiting, std::size_t first) {
     const double enough_s = below_s_ * (1.0 - kSame);
     if (child.op >= 0) {
       const LayerMode& mode = facts_.problem().modes[facts_.useful(child.op, child.useful)];
@@ -336,19 +334,21 @@ class Search {
     const bool later = next.first == 0;
     const Bits holds = later ? held(left, next.passed) : waiting & left;
     child.bound_s = facts_.bound(next.partial, next.barred, holds, later, enough_s);
-    if (!too_late(child.bound_s)) insert(child, children);
+    if (!too_late(child.bound_s)) insert(child, first);
   }
 
-  void explore(const State<Bits>& s, std::size_t depth) {
+  void explore(const State<Bits>& s) {
     if (s.partial.started == facts_.all()) {
       finish(end_of(s.partial));
       return;
     }
     if (out_of_budget()) return;
-    const std::size_t count = children_of(s, depth).size();
+    const std::size_t first = children_.size();
+    add_children(s);
+    const std::size_t last = children_.size();
     State<Bits> next;
-    for (std::size_t i = 0; i < count; ++i) {
-      const Child child = levels_[depth][i];
+    for (std::size_t i = first; i < last; ++i) {
+      const Child child = children_[i];
       if (too_late(child.bound_s)) break;
       if (stopped_) {
         open_s_ = std::min(open_s_, child.bound_s);
@@ -366,9 +366,10 @@ class Search {
             facts_.useful(child.op, child.useful) - facts_.problem().first_mode[child.op];
       }
       if (next.first == 0 && seen(next)) continue;
-      explore(next, depth + 1);
+      explore(next);
       if (stopped_) open_s_ = std::min(open_s_, child.bound_s);
     }
+    children_.resize(first);
   }
 
   const LayerFacts<Bits>& facts_;
@@ -377,7 +378,7 @@ class Search {
   double below_s_;  // only shorter schedules are of interest
   double start_s_[kMostOps<Bits>];
   std::int32_t mode_[kMostOps<Bits>];
-  std::vector<std::vector<Child>> levels_;
+  std::vector<Child> children_;  // of all states from the root to the current one
   Memory<Bits> memory_;
   std::int64_t nodes_ = 0;
   bool stopped_ = false;
@@ -390,8 +391,9 @@ LayerSolution solve(const LayerProblem& problem, const SearchLimits& limits) {
   LayerFacts<Bits> facts(problem);
   LayerSolution best = best_list_schedule(facts);
   const double enough_s = best.makespan_s * (1.0 - kSame / 2.0);  // proves it despite rounding
-  double bound_s = facts.root_bound(enough_s);
+  double bound_s = facts.longest_path_s();
   const auto met = [&] { return best.makespan_s <= bound_s * (1.0 + kSame); };
+  if (!met()) bound_s = facts.root_bound(enough_s);
   if (!met()) bound_s = facts.prepare_search(bound_s, enough_s);
   best.bound_s = bound_s * kRoundedDown;
   if (met()) {

@@ -1,4 +1,4 @@
-// Layers on chips and the best plans on chips, against each chip and strategy by itself: costs
+// ChipLayers on chips and the best plans on chips, against each chip and strategy by itself: costs
 // looked up one by one, layers scheduled by the batch function, plans of each strategy in full.
 #include <algorithm>
 #include <cmath>
@@ -8,125 +8,20 @@
 
 #include "check.hpp"
 #include "phaze/layer_batch.hpp"
-#include "phaze/layers_on_chips.hpp"
-#include "plan/plan_case.hpp"
+#include "plan/layers_case.hpp"
 
 using namespace phaze;
 
 namespace {
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
-constexpr std::size_t kKinds = 3;
 constexpr std::size_t kChips = 6;
 constexpr SearchLimits kSearch{100'000, kInfinite, nullptr, nullptr};
 
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
-// Random layers of a strategy on random chips, with the arrays of their views.
-struct Layers {
-  std::size_t variants = 0;
-  std::vector<std::int64_t> op_ptr{0}, edge_ptr{0}, column, rows[2];
-  std::vector<std::uint8_t> types, in_order, again, late;
-  std::vector<double> most_at_once, host_s, host_again_s, wait_s, network_s;
-  std::vector<double> time_s[2], one_s[2], joules[2], rate, static_w, limit_w, step_s, launching_s;
-  std::vector<std::int32_t> edge_from, edge_to, table, cores;
-  LayersOnChips core;
-
-  LayerGraphs graphs() const {
-    return {static_cast<std::int32_t>(kKinds),
-            static_cast<std::int32_t>(variants),
-            op_ptr,
-            types,
-            most_at_once,
-            edge_ptr,
-            edge_from,
-            edge_to,
-            in_order,
-            again,
-            late,
-            host_s,
-            host_again_s,
-            wait_s};
-  }
-  LayerCosts costs() const {
-    std::vector<CostColumns> tables;
-    for (int t = 0; t < 2; ++t) {
-      const auto columns = static_cast<std::int64_t>(time_s[t].size() / 3);
-      tables.push_back({time_s[t], one_s[t], joules[t], columns, rows[t]});
-    }
-    return {tables, table, column, network_s, cores, rate, static_w, limit_w, step_s, launching_s};
-  }
-  double cost(const std::vector<double>* values, std::size_t chip, std::size_t op) const {
-    const std::size_t t = at(table[op]);
-    const std::size_t columns = values[t].size() / 3;
-    return values[t][at(rows[t][chip]) * columns + at(column[op])];
-  }
-};
-
-void draw_layers(Layers& l, std::mt19937& random, std::size_t variants, bool own_network) {
-  const auto draw = [&](int low, int high) {
-    return std::uniform_int_distribution<int>(low, high)(random);
-  };
-  const auto real = [&](double low, double high) {
-    return std::uniform_real_distribution<double>(low, high)(random);
-  };
-  l.variants = variants;
-  for (std::size_t g = 0; g < 2 * kKinds; ++g) {
-    const int size = draw(g == 0 ? 0 : 1, 6);
-    for (int i = 0; i < size; ++i) {
-      for (int j = i + 1; j < size; ++j) {
-        if (draw(0, 2) > 0) continue;
-        l.edge_from.push_back(i);
-        l.edge_to.push_back(j);
-      }
-      l.types.push_back(static_cast<std::uint8_t>(1 << draw(0, 2)));
-    }
-    l.in_order.push_back(draw(0, 5) == 0 ? 1 : 0);
-    l.op_ptr.push_back(std::ssize(l.types));
-    l.edge_ptr.push_back(std::ssize(l.edge_from));
-  }
-  const std::size_t ops = l.types.size();
-  l.most_at_once.assign(ops, 6.0);  // at least as many as can run at once
-  for (std::size_t i = 0; i < ops; ++i) {
-    l.table.push_back(draw(0, 1));
-    l.column.push_back(draw(0, 9));
-    l.late.push_back(static_cast<std::uint8_t>(draw(0, 1)));
-  }
-  for (std::size_t i = 0; i < variants * ops; ++i) {
-    l.again.push_back(i < ops ? 0 : static_cast<std::uint8_t>(draw(0, 2) > 0));
-  }
-  for (int t = 0; t < 2; ++t) {
-    for (int cell = 0; cell < 30; ++cell) {
-      l.time_s[t].push_back(real(0.01, 0.4));
-      l.one_s[t].push_back(l.time_s[t].back() * real(1.0, 3.0));
-      l.joules[t].push_back(real(0.1, 2.0));
-    }
-    for (std::size_t c = 0; c < kChips; ++c) l.rows[t].push_back(draw(0, 2));
-  }
-  for (std::size_t i = 0; i < (own_network ? kChips : 1) * ops; ++i) {
-    l.network_s.push_back(draw(0, 3) == 0 ? real(0.0, 0.1) : 0.0);
-  }
-  for (std::size_t k = 0; k < 2 * kKinds; ++k) {
-    l.host_s.push_back(real(0.0, 0.3));
-    l.wait_s.push_back(draw(0, 1) * 0.01);
-  }
-  for (std::size_t k = 0; k < variants * kKinds; ++k) {
-    l.host_again_s.push_back(l.host_s[kKinds + k % kKinds] + real(0.0, 0.1));
-  }
-  for (std::size_t c = 0; c < kChips; ++c) {
-    for (const int cores : {draw(1, 4), draw(1, 4), 1}) l.cores.push_back(cores);
-    l.rate.push_back(real(1e8, 1e9));
-    l.static_w.push_back(real(0.5, 2.0));
-    l.limit_w.push_back(draw(0, 1) == 0 ? kInfinite : 50.0);
-    for (std::size_t k = 0; k < kKinds; ++k) {
-      l.step_s.push_back(real(0.0, 0.05));
-      l.launching_s.push_back(real(0.0, 0.5));
-    }
-  }
-}
-
 // The makespan of a graph on a chip.
-double makespan_s(const Layers& l, std::size_t chip, std::size_t graph) {
+double makespan_s(const ChipLayers& l, std::size_t chip, std::size_t graph) {
   const std::size_t first = at(l.op_ptr[graph]);
   const std::size_t count = at(l.op_ptr[graph + 1]) - first;
   const std::size_t ops = l.types.size();
@@ -162,7 +57,7 @@ double makespan_s(const Layers& l, std::size_t chip, std::size_t graph) {
 }
 
 // The times of the layers on a chip, by the formulas of docs/search.md.
-TimesRow times_of(const Layers& l, std::size_t chip) {
+TimesRow times_of(const ChipLayers& l, std::size_t chip) {
   TimesRow row(static_cast<int>(kKinds), static_cast<int>(l.variants));
   const std::size_t ops = l.types.size();
   for (std::size_t k = 0; k < kKinds; ++k) {
@@ -232,41 +127,15 @@ bool no_longer(TimesRow least, TimesRow times) {
          below(least.backward_s(), times.backward_s());
 }
 
-// A space with two strategies of the same layouts, within two memory limits.
-struct TwoStrategies : Case {
-  std::vector<double> memory_limits;
-
-  // `whole`: no schedule splits backward passes, as `planned` asks.
-  TwoStrategies(std::mt19937& random, bool whole) {
-    build(*this, random, 8, 5);
-    for (LayoutRecord& l : layouts) {
-      if (whole && l.schedule == 3) l.schedule = 0;
-    }
-    strategies.push_back(strategies[0]);
-    const std::vector<LayerKindRecord> kinds = sizes;
-    sizes.insert(sizes.end(), kinds.begin(), kinds.end());
-    const std::size_t own = layouts.size();
-    for (std::size_t k = 0; k < own; ++k) {
-      layouts.push_back(layouts[k]);
-      layouts.back().strategy = 1;
-    }
-    memory_limits = {0.6 * memory_limit, memory_limit};
-    const PlanProblem problem{fabric, fabric.devices, kTraining, 3,      order, from, to, {},
-                              {},     strategies,     sizes,     layouts};
-    const std::vector<std::uint8_t> fits(2 * layouts.size(), 1);
-    CHECK(space.build(problem, memory_limits, fits) == Status::kOk);
-  }
-};
-
 int one_case(unsigned seed) {
   std::mt19937 random(seed);
   const bool planned = seed % 3 == 0;
   const TwoStrategies c(random, planned);
-  Layers layers[2];
+  ChipLayers layers[2];
   std::vector<const LayersOnChips*> cores;
-  for (Layers& own : layers) {
+  for (ChipLayers& own : layers) {
     std::mt19937 drawn(2 * seed + (&own == layers ? 0 : seed % 2));
-    draw_layers(own, drawn, 2, seed % 2 == 0);
+    draw_layers(own, drawn, kChips, seed % 2 == 0);
     if (seed % 2 == 0 && &own != layers) {  // the same layers, a little faster
       for (auto* seconds : {own.time_s, own.one_s}) {
         for (int t = 0; t < 2; ++t) {
@@ -340,8 +209,8 @@ int one_case(unsigned seed) {
 void refuses_other_sizes() {
   std::mt19937 random(1);
   const TwoStrategies c(random, true);
-  Layers layers;
-  draw_layers(layers, random, 2, false);
+  ChipLayers layers;
+  draw_layers(layers, random, kChips, false);
   CHECK(layers.core.build(layers.graphs(), layers.costs()) == Status::kOk);
   const std::vector<const LayersOnChips*> one{&layers.core}, two{&layers.core, &layers.core};
   const std::vector<std::int64_t> limits(kChips, 1), none(kChips, 2);
@@ -359,12 +228,12 @@ void refuses_other_sizes() {
   CHECK(status({}, limits) == Status::kBadShape);
   LayersOnChips other;
   for (const auto& spoil :
-       {+[](Layers& l) { l.late.pop_back(); }, +[](Layers& l) { l.cores.pop_back(); },
-        +[](Layers& l) { l.column[0] = 10; }, +[](Layers& l) { l.table[0] = 2; },
-        +[](Layers& l) { l.rows[0][0] = 3; }, +[](Layers& l) { l.op_ptr[1] = 99; }}) {
-    Layers bad;
+       {+[](ChipLayers& l) { l.late.pop_back(); }, +[](ChipLayers& l) { l.cores.pop_back(); },
+        +[](ChipLayers& l) { l.column[0] = 10; }, +[](ChipLayers& l) { l.table[0] = 2; },
+        +[](ChipLayers& l) { l.rows[0][0] = 3; }, +[](ChipLayers& l) { l.op_ptr[1] = 99; }}) {
+    ChipLayers bad;
     std::mt19937 again(2);
-    draw_layers(bad, again, 2, false);
+    draw_layers(bad, again, kChips, false);
     CHECK(other.build(bad.graphs(), bad.costs()) == Status::kOk);
     spoil(bad);
     CHECK(other.build(bad.graphs(), bad.costs()) != Status::kOk);
