@@ -787,7 +787,8 @@ class InterleavedClasses {
         capacities_(capacities),
         capacity_(capacity),
         times_(times),
-        block_(at(space.order[at(space.first_block)])) {
+        block_(at(space.order[at(space.first_block)])),
+        last_group_(static_cast<double>((layout.record.micro_batches - 1) % layout.record.pp + 1)) {
     own_ = seconds(block_, block_);
     passes_s_ = own_.passes_s();
     for (int v = 0; v < capacity.variants(); ++v) {
@@ -854,8 +855,10 @@ class InterleavedClasses {
   }
 
   // Least seconds that recomputation adds to a stage of `count` blocks which may store `left`
-  // bytes, each block in a variant of its own.
-  double again_of_blocks(double count, double left) const noexcept {
+  // bytes, in one variant or in two: `recomputed` returns how many blocks use the second, given how
+  // many must.
+  template <typename Recomputed>
+  double again_s(double count, double left, const Recomputed& recomputed) const noexcept {
     double least = kInfinite;
     for (int v = 0; v < capacity_.variants(); ++v) {
       if (count * stash_[v] > left) continue;
@@ -863,26 +866,8 @@ class InterleavedClasses {
       for (int other = 0; space_.some_blocks && other < capacity_.variants(); ++other) {
         if (count * stash_[other] <= left || again_s_[other] >= again_s_[v]) continue;
         const double some = (count * stash_[other] - left) / (stash_[other] - stash_[v]);
-        least = std::min(least, count * again_s_[other] + some * (again_s_[v] - again_s_[other]));
-      }
-    }
-    return least;
-  }
-
-  // The same for equal chunks, which have equal numbers of blocks in each of two variants; one
-  // chunk may have `fewer` blocks.
-  double again_of_chunks(double count, double fewer, double left) const noexcept {
-    double least = kInfinite;
-    const double chunks = layout_.record.vpp;
-    for (int v = 0; v < capacity_.variants(); ++v) {
-      if (count * stash_[v] > left) continue;
-      least = std::min(least, count * again_s_[v]);
-      for (int other = 0; space_.some_blocks && other < capacity_.variants(); ++other) {
-        if (count * stash_[other] <= left || again_s_[other] >= again_s_[v]) continue;
-        const double some = (count * stash_[other] - left) / (stash_[other] - stash_[v]);
-        const double whole_s = std::max(some, chunks * std::ceil(some / chunks * kSure) - fewer);
-        least = std::min(least, count * again_s_[other] +
-                                    std::min(count, whole_s) * (again_s_[v] - again_s_[other]));
+        least = std::min(least, count * again_s_[other] + std::min(count, recomputed(some)) *
+                                                              (again_s_[v] - again_s_[other]));
       }
     }
     return least;
@@ -904,18 +889,35 @@ class InterleavedClasses {
   struct Stage {
     double fixed_s;   // messages of a micro-batch, and the passes of the embedding or the head
     double before_s;  // the first chunks of the stages before it
+    double last_s;    // before its first pass and from the last group of micro-batches on
     double in_flight;
     bool first, last;
   };
 
-  // Seconds until a stage of `count` blocks has run all its passes and sent its last gradient on.
-  template <typename Again>
-  double stage_s(const Stage& stage, double count, const Again& again_s) const noexcept {
+  // Seconds until a stage of `count` blocks has run all its passes and sent its last gradient on,
+  // or until the last group of micro-batches, which has `last_group_`, has gone back through all
+  // stages after it.
+  template <typename Recomputed>
+  double stage_s(const Stage& stage, double count, const Recomputed& recomputed) const noexcept {
     const double left =
         capacity_.stash_left(count, stage.in_flight, stage.first && space_.first_block > 0,
                              stage.last && space_.layers > space_.last_block);
-    return stage.before_s + static_cast<double>(layout_.record.micro_batches) *
-                                (stage.fixed_s + count * passes_s_ + again_s(count, left));
+    const double load_s = stage.fixed_s + count * passes_s_ + again_s(count, left, recomputed);
+    const auto m = static_cast<double>(layout_.record.micro_batches);
+    return std::max(stage.before_s + m * load_s, stage.last_s + (m - last_group_) * load_s +
+                                                     last_group_ * count * own_.forward_s);
+  }
+
+  // Least seconds of the backward passes of the last group's first micro-batch, the last chunks of
+  // stages after the first left out, and of the group's others through the first chunk.
+  double way_back_s(double least_first, double longest, double wraps_s) const noexcept {
+    const LayoutRecord& l = layout_.record;
+    const double first_s = least_first * own_.least_backward_s + first_.least_backward_s;
+    double sends_s = 0.0;
+    for (int k = 1; k < l.pp; ++k) sends_s += layout_.message_s[at(k)];
+    return (space_.blocks - (l.pp - 1) * longest) * own_.least_backward_s +
+           first_.least_backward_s + (last_group_ - 1.0) * first_s + (l.vpp - 1.0) * sends_s +
+           wraps_s;
   }
 
   double class_s(int first, int last, double enough_s) {
@@ -929,6 +931,8 @@ class InterleavedClasses {
     const double chunks = l.vpp;
     const double wrap_s = (chunks - 1.0) * (l.pp == 2 ? layout_.message_s[1] : layout_.wrap_s);
     const double fewest = chunks * base - first;
+    const double longest = base + (extras > 0 ? 1.0 : 0.0);  // blocks of a chunk at most
+    double last_s = way_back_s(base - first, longest, wrap_s);
     const double after_s = tail_s(fewest, fewest + most_extras) + layout_.exchange_s;
     double least = 0.0;
     double before_s = 0.0;
@@ -937,22 +941,34 @@ class InterleavedClasses {
       const bool end = k + 1 == l.pp;
       const double in_s = k > 0 ? layout_.message_s[at(k)] : 0.0;
       const double out_s = end ? 0.0 : layout_.message_s[at(k) + 1];
-      Stage stage{chunks * (in_s + out_s), before_s, capacities_.in_flight[at(l.pp - 1 - k)],
-                  k == 0, end};
+      // The last chunk of the stage runs forward before this way back at least so often.
+      const double forwards = std::min(last_group_, 2.0 * (l.pp - 1 - k) + 1.0);
+      last_s += out_s + (end ? last_.least_backward_s : 0.0);
+      Stage stage{chunks * (in_s + out_s),
+                  before_s,
+                  last_s - (last_group_ - forwards) * longest * own_.forward_s,
+                  capacities_.in_flight[at(l.pp - 1 - k)],
+                  k == 0,
+                  end};
       if (k == 0) stage.fixed_s += wrap_s + first_.passes_s();
       if (end) stage.fixed_s += wrap_s + last_.passes_s();
       const double fewer = (k == 0 ? first : 0) + (end ? last : 0);
       const double count = chunks * base - fewer;
-      const auto of_chunks = [&](double own, double left) {
-        return again_of_chunks(own, fewer, left);
+      // Equal chunks, of which one may have fewer blocks, have as many in each of two variants.
+      const auto of_chunks = [&](double some) {
+        return std::max(some, chunks * std::ceil(some / chunks * kSure) - fewer);
       };
-      const auto of_blocks = [&](double own, double left) { return again_of_blocks(own, left); };
+      const auto of_blocks = [](double some) { return some; };
       least = std::max(least, stage_s(stage, count, of_chunks));
       if (least + after_s > enough_s) return least + after_s;
       for (int e = 1; e <= most_extras; ++e)
         more_s_.push_back(stage_s(stage, count + e, of_blocks));
-      before_s += in_s + out_s + (base - (k == 0 ? first : 0)) * passes_s_;
-      if (k == 0) before_s += first_.passes_s();
+      const double own = base - (k == 0 ? first : 0);  // blocks of the first chunk
+      before_s += in_s + out_s + own * passes_s_;
+      last_s += in_s + own * own_.forward_s + longest * own_.least_backward_s;
+      if (k > 0) continue;
+      before_s += first_.passes_s();
+      last_s += first_.forward_s;
     }
     if (extras > 0) {  // the stages have so many blocks more
       const auto last_extra = more_s_.begin() + (extras - 1);
@@ -969,6 +985,7 @@ class InterleavedClasses {
   const BlockCapacity& capacity_;
   const KindTimes& times_;
   std::size_t block_;                  // kind of the blocks
+  double last_group_;                  // micro-batches of the last group
   double passes_s_ = 0.0;              // both passes of a block in its fastest variant
   double again_s_[kMaxVariants] = {};  // by variant: what it takes longer than the fastest
   double stash_[kMaxVariants] = {};    // by variant: bytes that a block stores of a micro-batch

@@ -188,19 +188,34 @@ void sort_plans(const PlanSpaceImpl& space, std::vector<PlacedPlan>* plans) {
   });
 }
 
-// All layouts of all strategies on one chip, in the order of their bounds.
+// Adds the layouts of a list with their quick bounds, as far as these are within a limit.
+template <typename Quick>
+void add_within(const PlanSpaceImpl& space, std::size_t list, double work_s, double limit,
+                const Quick& quick_s, CandidateQueue* queue) {
+  for (std::size_t k = 0; k < space.bounds.fitting[list].size(); ++k) {
+    const BoundLine& line = space.bounds.fitting_lines[list][k];
+    if (line.least_from_here_s(work_s) > limit) break;
+    if (line.least_s(work_s) > limit) continue;
+    const std::int64_t r = space.bounds.fitting[list][k];
+    const double bound_s = quick_s(r);
+    if (bound_s <= limit && bound_s < kInfinite) queue->add(bound_s, r);
+  }
+}
+
+// The layouts of all strategies on one chip, in the order of their bounds; those with bounds above
+// `most_s` are left out.
 class Layouts {
  public:
-  Layouts(const PlanSpaceImpl& space, std::span<const KindTimes> times, std::size_t memory_limit)
+  Layouts(const PlanSpaceImpl& space, std::span<const KindTimes> times, std::size_t memory_limit,
+          double most_s)
       : space_(space), times_(times), memory_limit_(memory_limit) {
     for (std::size_t s = 0; s < space.strategies.size(); ++s) {
       totals_.push_back(totals_of(space, static_cast<int>(s), times[s]));
-      for (const std::int64_t r :
-           space.bounds.fitting[s * space.bounds.memory_limits.size() + memory_limit]) {
-        const double bound_s =
-            bound_of_layout(space, at(r), memory_limit, totals_[s], times[s], -kInfinite, nullptr);
-        if (bound_s < kInfinite) queue_.add(bound_s, r);
-      }
+      const auto quick_s = [&](std::int64_t r) {
+        return bound_of_layout(space, at(r), memory_limit, totals_[s], times[s], -kInfinite);
+      };
+      add_within(space, s * space.bounds.memory_limits.size() + memory_limit,
+                 line_work_s(space, totals_[s]), most_s, quick_s, &queue_);
     }
     queue_.arrange();
   }
@@ -314,23 +329,6 @@ class Layouts {
   CandidateQueue queue_;
 };
 
-// The layouts of a list with their quick bounds, as far as these are within a limit.
-template <typename Quick>
-CandidateQueue queue_of(const PlanSpaceImpl& space, std::size_t list, double work_s, double limit,
-                        const Quick& quick_s) {
-  CandidateQueue queue;
-  for (std::size_t k = 0; k < space.bounds.fitting[list].size(); ++k) {
-    const BoundLine& line = space.bounds.fitting_lines[list][k];
-    if (line.least_from_here_s(work_s) > limit) break;
-    if (line.least_s(work_s) > limit) continue;
-    const std::int64_t r = space.bounds.fitting[list][k];
-    const double bound_s = quick_s(r);
-    if (bound_s <= limit && bound_s < kInfinite) queue.add(bound_s, r);
-  }
-  queue.arrange();
-  return queue;
-}
-
 // Takes a plan, which then limits others, unless the best one so far comes before it.
 void take_better(const PlanSpaceImpl& space, PlacedPlan found, PlacedPlan* best, double* limit_s) {
   if (found.time_s == kInfinite) return;
@@ -373,9 +371,12 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
       take_better(space, std::move(found), &best, &limit);
     }
   }
-  CandidateQueue queue = queue_of(
+  CandidateQueue queue;
+  add_within(
       space, list, line_work_s(space, totals), limit,
-      [&](std::int64_t r) { return r == solved ? kInfinite : bound_s(r, -kInfinite, nullptr); });
+      [&](std::int64_t r) { return r == solved ? kInfinite : bound_s(r, -kInfinite, nullptr); },
+      &queue);
+  queue.arrange();
   std::vector<Candidate> partly;  // layouts that are solved in part
   while (!queue.empty()) {
     Candidate c = queue.take();
@@ -409,7 +410,7 @@ std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const Ki
                                   std::size_t memory_limit, std::size_t top, int threads,
                                   SettledLayouts* settled, const AskedToStop& stop,
                                   double below_s) {
-  Layouts layouts(space, times, memory_limit);
+  Layouts layouts(space, times, memory_limit, below_s);
   Fastest fastest(top, below_s);
   const auto kind = [&](const PlacedPlan& plan) {
     return kind_of(space, space.layouts[at(plan.layout)].record);
@@ -436,7 +437,7 @@ std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const Ki
 std::vector<PlacedPlan> plan_front(const PlanSpaceImpl& space, std::span<const KindTimes> times,
                                    std::size_t memory_limit, double most_s, int threads,
                                    SettledLayouts* settled) {
-  Layouts layouts(space, times, memory_limit);
+  Layouts layouts(space, times, memory_limit, most_s);
   Front front;
   std::vector<PlacedPlan> plans;
   *settled = layouts.settle(

@@ -487,10 +487,11 @@ double PartitionSearch::quick_plan(double load_s, PlacedPlan* best) {
   double high = kInfinite;
   double load = low * kLoose;
   PlacedPlan plan{kInfinite, 0.0, best->layout, {}};
+  double next_s = 0.0;
+  if (sure && load_limit_s_ < kInfinite && !pack(load_limit_s_, &plan, &next_s)) return kInfinite;
   for (int step = 0; step < 40 && low < high * (1.0 - 1e-12); ++step) {
     if (low > load_limit_s_) return sure ? kInfinite : known;
     load = std::min(load, load_limit_s_);
-    double next_s = 0.0;
     if (pack(load, &plan, &next_s)) {
       plan.time_s = timed(plan.partition, &high);
       if (plan.time_s < best->time_s) *best = plan;
@@ -890,9 +891,17 @@ double AssignmentSearch::limit_s(double below_s, const PlacedPlan& best) const n
 bool AssignmentSearch::offer(double below_s, PlacedPlan* best) {
   const double exchange_s = on_.layout->exchange_s;
   const double limit = limit_s(below_s, *best);
+  const double most_s = limit * kLoose;
   Bound bound;
+  if (last_too_long_ < on_.stages &&
+      add_stage(least_load(partition_, last_too_long_), &bound) > most_s) {
+    return false;
+  }
+  bound = {};
   for (int stage = 0; stage < on_.stages; ++stage) {
-    if (add_stage(least_load(partition_, stage), &bound) > limit * kLoose) return false;
+    if (add_stage(least_load(partition_, stage), &bound) <= most_s) continue;
+    last_too_long_ = stage;
+    return false;
   }
   if (!choose_recompute(limit, &partition_)) return false;
   const double tail_s = step_.take_passes(partition_);
@@ -906,9 +915,9 @@ bool AssignmentSearch::offer(double below_s, PlacedPlan* best) {
         assignment = mixed(assignment, static_cast<std::uint64_t>(cut));
       }
     }
-    const double most_s = std::min(below_s, best->time_s) - tail_s - exchange_s;
+    const double step_s = std::min(below_s, best->time_s) - tail_s - exchange_s;
     chains.select(on_.schedule(), on_.stages, on_.record().vpp, on_.micro_batches);
-    if (chains.above(step_.loads(), most_s, assignment)) return false;
+    if (chains.above(step_.loads(), step_s, assignment)) return false;
   }
   const double time_s = step_.step_s() + tail_s + exchange_s;
   const double faster_s = best->time_s * (in_tree_ ? 1.0 - 2.0 * kTie : 1.0);
@@ -1312,20 +1321,46 @@ void AssignmentTree::choose(std::size_t group, std::size_t pattern) {
 
 // ---- the solver ----
 
+double& KnownLayouts::none_below_s(const PlanSpaceImpl& space, std::size_t layout,
+                                   const KindTimes& times, double usable_bytes) {
+  const std::int32_t strategy = space.layouts[layout].record.strategy;
+  const std::size_t kinds = at(space.kinds);
+  const std::size_t variants = at(space.strategies[at(strategy)].variants);
+  seconds_.assign({usable_bytes, times.hbm_bytes_per_s});
+  for (const auto& [own, count] : {std::pair{times.forward_s, kinds},
+                                   {times.plain_s, kinds},
+                                   {times.weight_grad_s, kinds},
+                                   {times.backward_s, variants * kinds},
+                                   {times.step_s, times.step_s == nullptr ? 0 : kinds}}) {
+    seconds_.insert(seconds_.end(), own, own + count);
+  }
+  Strategy& known = strategies_[strategy];
+  if (known.seconds != seconds_) {
+    known.seconds = seconds_;
+    known.none_below_s.clear();
+  }
+  return known.none_below_s.try_emplace(layout, -kInfinite).first->second;
+}
+
 PlacedPlan PlanSolver::best(const PlanSpaceImpl& space, std::size_t layout, const KindTimes& times,
                             double usable_bytes, double below_s, double load_s, std::int64_t work,
                             unsigned classes) {
   PlacedPlan best{kInfinite, 0.0, static_cast<std::int32_t>(layout), {}};
+  double& none_below_s = known_.none_below_s(space, layout, times, usable_bytes);
+  if (below_s <= none_below_s || space.layouts[layout].record.pp > space.layers) return best;
   start(space, layout, times);
   on_.sums.find_work();
   recompute_.restart(usable_bytes);
-  if (on_.stages > space.layers) return best;
   if (searches_partitions(on_.record())) {
     partitions_.run(usable_bytes, below_s, load_s, &best);
   } else {
     assignments_.run(below_s, work, classes, &best);
   }
-  if (best.time_s == kInfinite || !(best.time_s <= below_s)) {
+  const bool none = best.time_s == kInfinite || !(best.time_s <= below_s);
+  if (best.open_s == kInfinite) {  // up to the rounding of sums in another order
+    none_below_s = std::max(none_below_s, none ? below_s : best.time_s * (1.0 - 1e-9));
+  }
+  if (none) {
     best.time_s = kInfinite;
     best.partition = {};
     return best;

@@ -533,6 +533,23 @@ class AssignmentSearch {
   bool by_load_ = false, best_by_load_ = false;
 };
 
+// What is known of the layouts of a strategy from earlier calls with the same times: a time below
+// which a layout has no plan. One object per thread.
+class KnownLayouts {
+ public:
+  // The time of a layout, which may be raised; minus infinity where nothing is known.
+  double& none_below_s(const PlanSpaceImpl& space, std::size_t layout, const KindTimes& times,
+                       double usable_bytes);
+
+ private:
+  struct Strategy {
+    std::vector<double> seconds;  // all times that plans depend on, and the memory limit
+    std::unordered_map<std::size_t, double> none_below_s;  // by layout
+  };
+  std::unordered_map<std::int32_t, Strategy> strategies_;
+  std::vector<double> seconds_;  // scratch
+};
+
 // Work of a search over assignments, for each class of a layout: about 1 ms and 10 ms. Without work
 // some assignments are tried, and the rest is left open.
 inline constexpr std::int64_t kLittleWork = std::int64_t{1} << 12;
@@ -587,6 +604,7 @@ class PlanSolver {
   PartitionSearch partitions_{on_, recompute_, step_};
   AssignmentSearch assignments_{on_, recompute_, step_};
   std::unordered_map<std::size_t, std::int64_t> last_best_;
+  KnownLayouts known_;
 };
 
 // The best plan of a strategy's layouts, and the best over several strategies on one chip; see
