@@ -32,7 +32,13 @@ from phaze_fast.planning.sizes import (
     training_record,
 )
 from phaze_fast.planning.throughput import step_throughput
-from phaze_fast.planning.times import KindTimes, LazyTimes, free_times_on_chip, times_on_chip
+from phaze_fast.planning.times import (
+    KindTimes,
+    LazyTimes,
+    free_times_on_chip,
+    least_work_s,
+    times_on_chip,
+)
 from phaze_fast.planning.training import (
     RANK_ORDERS,
     Training,
@@ -355,6 +361,10 @@ class PlanEvaluator:
     ) -> KindTimes:
         """Cost and schedule all strategies on a cluster's chip, one row each."""
         return times_on_chip(self.sizes, cluster, self.optimizer, cache, threads)
+
+    def least_work_s(self, cluster: Cluster, threads: int = 1) -> Array:
+        """Bound the seconds of a micro-batch through all layers by strategy, see `least_work_s`."""
+        return least_work_s(tuple(self.sizes), cluster, self.optimizer, threads)
 
     def lazy_times(
         self, cluster: Cluster, cache: ScheduleCache | None = None, threads: int = 1

@@ -154,12 +154,6 @@ void energy_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& ba
                         std::span<const EnergyTable> energy, std::span<const double> count,
                         std::span<double> out, int threads);
 
-// sums[r * sets + s]: sum of the values of row r of the operators in set s, added one after
-// another; values[r * ops + o] is of operator o, and in_set[s * ops + o] whether it is in set s. So
-// a row's sums do not depend on other rows. The sizes must agree.
-void sums_of_sets(std::span<const double> values, std::span<const std::uint8_t> in_set,
-                  std::size_t ops, std::span<double> sums);
-
 // Graphs whose nodes are operators, in topological order. Nodes of graph g are node_ptr[g] up to
 // node_ptr[g + 1]; predecessors of node i are before[before_ptr[i]] up to before[before_ptr[i +
 // 1]], all of them below i and of the same graph.
