@@ -266,6 +266,12 @@ class Costs(Brief):
         Zero of other operators; shape (chips, operators), or (1, operators) where chips have the
         same.
         """
+        if self.chips == 1:
+            seconds = np.empty((1, self._ends[-1]))
+            for at in self.alike:
+                graphs = tuple(at.tolist())
+                seconds[0, self._places_of(graphs)] = self._exposed_s(graphs, None)
+            return seconds
         parts = [self._exposed_s((at,), None) for at in range(len(self.graphs))]
         rows = max(len(part) for part in parts)
         return np.concatenate([np.broadcast_to(p, (rows, p.shape[1])) for p in parts], axis=1)

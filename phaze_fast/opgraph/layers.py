@@ -42,6 +42,7 @@ from phaze_fast.opgraph.traced import (
     traced_passes,
     traced_peaks,
 )
+from phaze_fast.records import changed
 from phaze_fast.software import Precision
 from phaze_fast.tables import Brief
 
@@ -541,8 +542,8 @@ def _with_weights_on_chip(layers: list[Layer]) -> list[Layer]:
     return [
         replace(
             layer,
-            forward=replace(layer.forward, weight_bytes=size),
-            backward=replace(layer.backward, weight_bytes=size),
+            forward=changed(layer.forward, weight_bytes=size),
+            backward=changed(layer.backward, weight_bytes=size),
         )
         for layer in layers
     ]

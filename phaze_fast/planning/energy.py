@@ -72,7 +72,8 @@ def energy_by_tier(model: Model | str, cluster: Cluster, plan: Plan | PlanSpec) 
         kept = {name: getattr(table, name) for name in names}
         costs = operator_costs([sizes], chip, cluster, 1, energy=table.replace(**_NO_EVENTS | kept))
         layers = LayerSet([sizes], costs, np.ones(1))
-        parts = layers.timed(*np.zeros((2, len(costs.graphs), 1)))
+        passes = np.zeros((len(costs.graphs), 1))  # joules do not depend on their seconds
+        parts = layers.timed(passes, passes == 0.0)
         spent = replace(none, forward_j=parts.forward_j, backward_j=parts.backward_j)
         tiers[tier] = float(evaluator.energies_j([placed], spent, [0])[0] - besides_j)
     tiers["hbm"] += float(moved_j)

@@ -42,9 +42,8 @@ from phaze_fast.planning.times import (
 from phaze_fast.planning.training import (
     RANK_ORDERS,
     Training,
-    block_mode,
-    recompute_code,
     recompute_text,
+    stage_modes,
 )
 from phaze_fast.records import FrozenDict
 from phaze_fast.schedule import ScheduleCache
@@ -384,14 +383,10 @@ class PlanEvaluator:
         free = {s: [level.at(slice(n, n + 1)) for level in levels] for n, s in enumerate(own)}
         return [self.plan(one, times, free=free[s]) for one, s in zip(placed, every, strict=True)]
 
-    def slowest_s(self, placed: Iterable[Placed], times: KindTimes) -> float:
+    def slowest_s(self, placed: Sequence[Placed], times: KindTimes) -> float:
         """Return the seconds of the slowest plan if layers take `times`, one row per strategy."""
-        estimates = (
-            self.space.estimate(times.at([at]), plan.layout, *plan.arrays, ANY_LIMIT_BYTES)[0]
-            for plan in placed
-            for at in self.strategies_of([plan])
-        )
-        return max(float(estimate["time_s"][0]) for estimate in estimates)
+        rows = [int(self.layouts[plan.layout]["strategy"]) for plan in placed]
+        return float(self._figures(placed, times, rows)[0].max())
 
     def strategies_of(self, placed: Iterable[Placed]) -> set[int]:
         """Return the positions of the strategies of some plans."""
@@ -455,6 +450,11 @@ class PlanEvaluator:
 
     def energies_j(self, placed: Sequence[Placed], times: KindTimes, rows: Sequence[int]) -> Array:
         """Compute the joules of one step of each plan on the chip of its row of `times`."""
+        joules: Array = self._figures(placed, times, rows)[1]
+        return joules
+
+    def _figures(self, placed: Sequence[Placed], times: KindTimes, rows: Sequence[int]) -> Array:
+        """Compute seconds and joules of one step of each plan with the times of its row."""
         pool: list[int] = []
         records: Array = np.zeros(len(placed), dtype=_core.PLACED_DTYPE)
         for record, plan in zip(records, placed, strict=True):
@@ -464,8 +464,7 @@ class PlanEvaluator:
             record["variants_at"], record["variants"] = len(pool), len(plan.variants)
             pool += plan.variants
         at, borders = np.array(rows, dtype=np.int64), np.array(pool, dtype=np.int32)
-        joules: Array = self.space.energies(times, at, records, borders)
-        return joules
+        return self.space.figures(times, at, records, borders)
 
     def bounds(self, s: int, least: KindTimes, limits: Array, threads: int = 1) -> Array:
         """Bound strategy `s` from below on each chip, under the memory limits numbered `limits`."""
@@ -667,7 +666,11 @@ class PlanEvaluator:
         rounds, replicas = int(layout["micro_batches"]), int(layout["dp"])
         schedule = SCHEDULES[int(layout["schedule"])]
         twice = schedule == "dualpipe"  # half of the micro-batches in each direction
-        recomputed = sum(_recomputed_stage_flops(sizes, stage) for stage in stages) / (1 + twice)
+        order = sizes.graph.order
+        recomputed = sum(
+            _recomputed_by_kinds(sizes, code, own.chunks, tuple(order[i] for i in own.layers))
+            for code, own in zip(placed.variants, stages, strict=True)
+        ) / (1 + twice)
         time_s = float(estimate["time_s"])
         sequences = replicas * rounds * strategy.micro_batch
         speed = step_throughput(
@@ -721,42 +724,35 @@ class PlanEvaluator:
 
 
 @lru_cache(maxsize=512)
-def _recomputed_flops(sizes: StrategySizes, mode: str) -> dict[str, float]:
+def _recomputed_flops(sizes: StrategySizes, mode: str) -> list[float]:
     """Count the FLOPs that one layer of each kind recomputes for a micro-batch on a device.
 
-    Only matrix operators count; attention counts without its mask.
+    Only matrix operators count, and boundary layers do not; attention counts without its mask.
     """
-    flops = {}
+    flops = []
     for layer in sizes.graph.layers:
         graph, names = layer.forward, layer.forward.recomputed(mode)
         counted = _ON_TENSOR_CORES[graph.ops["unit"]]
         counted &= np.array([name in names for name in graph.names], dtype=bool)
-        block = layer.kind not in BOUNDARY_KINDS
-        flops[layer.kind] = float(graph.ops["flops"][counted].sum()) if block else 0.0
         again = np.array([name.endswith(AGAIN) for name in layer.backward.names], dtype=bool)
-        flops[layer.kind] += float(layer.backward.ops["flops"][again].sum())
+        block = layer.kind not in BOUNDARY_KINDS
+        own = float(graph.ops["flops"][counted].sum())
+        flops.append(own + float(layer.backward.ops["flops"][again].sum()) if block else 0.0)
     return flops
-
-
-def _recomputed_stage_flops(sizes: StrategySizes, stage: Stage) -> float:
-    """Count the FLOPs that a stage recomputes for a micro-batch on a device."""
-    kinds = tuple(sizes.graph.order[i] for i in stage.layers)
-    return _recomputed_by_kinds(sizes, stage.recompute, stage.chunks, kinds)
 
 
 @lru_cache(maxsize=1024)  # most stages of a plan are alike
 def _recomputed_by_kinds(
-    sizes: StrategySizes, recompute: str, chunks: tuple[int, ...], kinds: tuple[int, ...]
+    sizes: StrategySizes, code: int, chunks: tuple[int, ...], kinds: tuple[int, ...]
 ) -> float:
     """Count the FLOPs that a stage with layers of these kinds, in chunks, recomputes."""
-    code = recompute_code(recompute, sizes.variant_of)
+    first, rest, count = stage_modes(code, sizes.variants)
+    by_mode = [_recomputed_flops(sizes, mode) for mode in (first, rest)]
+    blocks = [layer.kind not in BOUNDARY_KINDS for layer in sizes.graph.layers]
     flops, positions = 0.0, iter(kinds)
-    for count in chunks:
+    for length in chunks:
         number = 0
-        for at in islice(positions, count):
-            kind = sizes.graph.layers[at].kind
-            if kind not in BOUNDARY_KINDS:
-                number += 1
-                mode = block_mode(code, number, sizes.variants)
-                flops += _recomputed_flops(sizes, mode)[kind]
+        for at in islice(positions, length):
+            number += blocks[at]
+            flops += by_mode[number > count][at]
     return flops

@@ -653,6 +653,11 @@ def _step_products_s(
     return np.stack(found)[:, :, [place[matrices] for matrices in every]]
 
 
+@lru_cache(maxsize=64)
+def _state_bytes_per_s(chip: Accelerator, optimizer: Optimizer) -> float:
+    return float(optimizer_bytes_per_s(chip_records([chip]), chip, optimizer)[0])
+
+
 def _host(chip: Accelerator) -> Host:
     """Return a chip's share of its host."""
     if chip.host is None:
@@ -735,7 +740,7 @@ def _streaming(
     if chip is None:
         return times
     times = _offloaded(sizes, times, chip, bounds, priced)
-    rates = np.repeat(optimizer_bytes_per_s(chip_records([chip]), chip, optimizer), len(sizes))
+    rates = np.full(len(sizes), _state_bytes_per_s(chip, optimizer))
     at_host = [s.strategy.offload_optimizer for s in sizes]
     if any(at_host):
         rates[at_host] = _host_bytes_per_s(_host(chip), optimizer)
