@@ -7,6 +7,7 @@ the time to stream its state through the chip.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -474,8 +475,10 @@ class LayerSet:
     def only(self, sizes: Sequence[StrategySizes]) -> LayerSet:
         """Return the layers of some of the strategies."""
         at = [self._place[key] for key in layers_of(sizes)]
-        if len(at) == len(self._place):
-            return self
+        if at == list(range(len(self._place))):
+            same = copy(self)
+            same.sizes = tuple(sizes)
+            return same
         products_s = None if self._products_s is None else self._products_s[:, :, at]
         costs = self.costs.only([2 * place + back for place in at for back in (0, 1)])
         return LayerSet(sizes, costs, self._rate, products_s)
