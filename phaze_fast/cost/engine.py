@@ -266,6 +266,9 @@ class Costs(Brief):
         Zero of other operators; shape (chips, operators), or (1, operators) where chips have the
         same.
         """
+        names = {id(graph.names): graph.names for graph in self.graphs}.values()
+        if not (self._overlapped or self._shared_experts or any(map(_rings, names))):
+            return self._network_s[None]
         if self.chips == 1:
             seconds = np.empty((1, self._ends[-1]))
             for at in self.alike:

@@ -380,7 +380,8 @@ class PlanEvaluator:
         own = sorted(set(every))
         some = [self.sizes[s] for s in own]
         levels = free_times_on_chip(some, self.cluster, self.optimizer)
-        free = {s: [level.at(slice(n, n + 1)) for level in levels] for n, s in enumerate(own)}
+        rows = {id(k): [k.at(slice(n, n + 1)) for n in range(len(own))] for k in levels}
+        free = {s: [rows[id(level)][n] for level in levels] for n, s in enumerate(own)}
         return [self.plan(one, times, free=free[s]) for one, s in zip(placed, every, strict=True)]
 
     def slowest_s(self, placed: Sequence[Placed], times: KindTimes) -> float:
@@ -604,7 +605,7 @@ class PlanEvaluator:
         """
         sizes = self.sizes[int(self.layouts[placed.layout]["strategy"])]
         at = int(self.layouts[placed.layout]["strategy"]) if row is None else row
-        own = times.at(slice(at, at + 1))
+        own = times if row is None else times.at(slice(at, at + 1))
         if free is None and self.cluster.chip is not None:
             free = free_times_on_chip([sizes], self.cluster, self.optimizer)
         limit_bytes = float(self.limits_bytes[limit])
@@ -615,7 +616,7 @@ class PlanEvaluator:
             placed,
             estimate[0],
             self._stages(placed, stages),
-            proven=bool(own.proven[0]),
+            proven=bool(times.proven[at]),
             limit_bytes=limit_bytes,
             peak_flops=peak_flops or self._peak,
         )
