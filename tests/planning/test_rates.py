@@ -15,6 +15,7 @@ from phaze_fast.planning.sizes import BOUNDARY_KINDS, strategy_sizes, training_r
 from phaze_fast.planning.times import (
     MAX_NODES,
     KindTimes,
+    _latest_layers,
     expert_wait_s,
     host_s,
     layers_of,
@@ -87,6 +88,24 @@ def test_times_of_layers_follow_from_those_of_their_operators(software):
             expected = layer_times(own, layer, operators, [makespan_s[g] for g in graphs])
             for name, value in expected.items():
                 assert getattr(rows, name)[s, ..., k].tolist() == value, (name, layer.kind)
+
+
+def test_bounds_of_layers_are_the_roots_of_their_trees_for_any_number_of_threads():
+    model, cluster = load("mixtral-8x7b").replace(layers=2), Cluster(devices=8, fabric="dgx-h100")
+    widths = [Strategy(tp=tp, ep=ep) for tp in (1, 2, 4) for ep in (1, 2)]
+    every = [strategy_sizes(model, strategy, ("none", "full")) for strategy in widths]
+    found = []
+    for threads in (1, 3):
+        _latest_layers.cache_clear()
+        ((_, layers),) = priced(every, cluster.replace(chip="h100"))
+        found.append(layers.bounds(every, threads))
+        few = layers.bounds(every[3:5], threads)
+        assert few.backward_s.tolist() == found[-1].backward_s[3:5].tolist()
+    roots = schedule_layers(layers.costs, max_nodes=1)
+    found.append(layers.timed(roots.bound_s, roots.proven))
+    for name in ("forward_s", "plain_s", "backward_s", "proven"):
+        values = [getattr(rows, name).tolist() for rows in found]
+        assert values[0] == values[1] == values[2]
 
 
 @pytest.mark.parametrize(
