@@ -615,10 +615,11 @@ def layer_graphs(
     loaded = [strategy.with_load(model) for strategy in strategies]
     chain = _chain(model, loaded[0].seq or model.seq)
     built: Fusion = "full" if fusion == "full+weights" else fusion
-    own = {f: _of_operators(loaded, f) for f in (_END_FIELDS, _DENSE_FIELDS, _ROUTED_FIELDS)}
+    read = {kind: _fields_read(model, kind) for kind in chain.counts}
+    own = {fields: _of_operators(loaded, fields) for fields in set(read.values())}
     columns = []
     for kind, count in chain.counts.items():
-        distinct, numbers = own[_fields_read(model, kind)]
+        distinct, numbers = own[read[kind]]
         found = _transformer_layers(model, distinct, kind, count, built, low)
         columns.append([found[number] for number in numbers])
     tied = (model.tied_embeddings and model.head in ("lm", "mlm")) or model.mtp_layers > 0
