@@ -107,12 +107,12 @@ PyLayersOnChips::PyLayersOnChips(const py::object& graphs, const py::object& cos
 
 std::span<const std::int64_t> PyLayersOnChips::checked(const py::object& chips) const {
   const auto positions = view<std::int64_t>(chips, "chips");
-  for (const std::int64_t chip : positions) {
-    if (chip < 0 || chip >= static_cast<std::int64_t>(core_.chips())) {
-      throw InvalidInput("chips: expected positions of the priced chips");
-    }
-  }
+  for (const std::int64_t chip : positions) check(static_cast<std::size_t>(chip));
   return positions;
+}
+
+void PyLayersOnChips::check(std::size_t chip) const {
+  if (chip >= core_.chips()) throw InvalidInput("chips: expected positions of the priced chips");
 }
 
 py::dict PyLayersOnChips::map(const py::object& chips, int threads) const {
@@ -143,6 +143,39 @@ py::dict PyLayersOnChips::bound(const py::object& chips, int threads) const {
   return times_arrays(least, core_.kinds(), core_.variants());
 }
 
+py::dict PyLayersOnChips::time(const py::object& chips, const py::object& makespan_s) const {
+  const auto positions = checked(chips);
+  const std::size_t graphs = 2 * static_cast<std::size_t>(core_.kinds());
+  const auto seconds =
+      view<double>(makespan_s, "makespan_s", static_cast<py::ssize_t>(positions.size() * graphs));
+  std::vector<TimesRow> times = rows(positions.size());
+  {
+    const py::gil_scoped_release release;
+    each_chip(positions, 1, [&](std::size_t k, std::size_t chip) {
+      core_.time(chip, seconds.subspan(k * graphs, graphs), &times[k]);
+      core_.add_joules(chip, &times[k]);
+      return Status::kOk;
+    });
+  }
+  return times_arrays(times, core_.kinds(), core_.variants());
+}
+
+py::tuple PyLayersOnChips::roots(std::size_t chip, int threads) const {
+  check(chip);
+  py::array_t<double> bound_s(py::ssize_t{2} * core_.kinds());
+  py::array_t<std::uint8_t> proven(bound_s.size());
+  const std::span<double> bounds = writable(bound_s);
+  const std::span<std::uint8_t> attained = writable(proven);
+  const int workers = checked_threads(threads);
+  Status status = Status::kOk;
+  {
+    const py::gil_scoped_release release;
+    status = core_.roots(chip, workers, bounds, attained);
+  }
+  raise_for_layers(status);
+  return py::make_tuple(freeze(std::move(bound_s)), freeze(std::move(proven)));
+}
+
 py::tuple PyLayersOnChips::schedule(const py::object& chips, std::int64_t max_nodes,
                                     int threads) const {
   const auto positions = checked(chips);
@@ -166,6 +199,8 @@ void bind_layers_on_chips(py::module_& module) {
       .def("__len__", [](const PyLayersOnChips& own) { return own.core().chips(); })
       .def("map", &PyLayersOnChips::map, py::arg("chips"), py::arg("threads"))
       .def("bound", &PyLayersOnChips::bound, py::arg("chips"), py::arg("threads"))
+      .def("time", &PyLayersOnChips::time, py::arg("chips"), py::arg("makespan_s"))
+      .def("roots", &PyLayersOnChips::roots, py::arg("chip"), py::arg("threads"))
       .def("schedule", &PyLayersOnChips::schedule, py::arg("chips"), py::arg("max_nodes"),
            py::arg("threads"));
 }

@@ -213,20 +213,6 @@ py::tuple cycles(const py::object& m, const py::object& k, const py::object& n,
   return py::make_tuple(freeze(std::move(counts)), freeze(std::move(states)));
 }
 
-// Sums of each row of `values` over sets of its columns: [row][set], flat.
-py::array_t<double> sums(const py::object& values, const py::object& in_set, py::ssize_t rows) {
-  const auto all = view<double>(values, "values");
-  const auto sets = view<std::uint8_t>(in_set, "in_set");
-  const std::size_t count = rows < 1 ? 0 : static_cast<std::size_t>(rows);
-  const std::size_t ops = count == 0 ? 0 : all.size() / count;
-  if (count * ops != all.size() || (ops == 0 ? !sets.empty() : sets.size() % ops != 0)) {
-    throw InvalidInput("rows: " + std::to_string(rows) +
-                       " is not accepted; expected rows of equal length, and as long sets");
-  }
-  return computed<double>(ops == 0 ? 0 : count * (sets.size() / ops),
-                          [&](std::span<double> out) { sums_of_sets(all, sets, ops, out); });
-}
-
 }  // namespace
 
 void bind_op_cost(py::module_& module) {
@@ -277,7 +263,6 @@ void bind_op_cost(py::module_& module) {
              py::arg("static_w"), py::arg("threads"));
   module.def("op_figures", &figures, py::arg("ops"), py::arg("chips"), py::arg("tuning_of"),
              py::arg("tunings"), py::arg("precision"), py::arg("energy_table"), py::arg("threads"));
-  module.def("sums_of_sets", &sums, py::arg("values"), py::arg("in_set"), py::arg("rows"));
   module.def("array_cycles", &cycles, py::arg("m"), py::arg("k"), py::arg("n"), py::arg("rows"),
              py::arg("cols"), py::arg("dataflow"), py::arg("overlapped"), py::arg("threads"));
 }

@@ -445,14 +445,14 @@ class PyPlanSpace {
                           freeze(std::move(bounds)));
   }
 
-  // Joules of plans, each on the chip of a row of `times`.
-  py::array_t<double> energies(const py::object& times, const py::object& row,
-                               const py::object& placed, const py::object& borders) const {
+  // Seconds and joules of a step of plans, [figure][plan], each by a row of `times`.
+  py::array_t<double> figures(const py::object& times, const py::object& row,
+                              const py::object& placed, const py::object& borders) const {
     const TimesView timed(times, space_.kinds(), "times");
     const auto plans = view<PlacedRecord>(placed, "placed");
     const auto rows = view<std::int64_t>(row, "row", static_cast<py::ssize_t>(plans.size()));
     const auto pool = view<std::int32_t>(borders, "borders");
-    py::array_t<double> found(static_cast<py::ssize_t>(plans.size()));
+    py::array_t<double> found({py::ssize_t{2}, std::ssize(plans)});
     for (std::size_t k = 0; k < plans.size(); ++k) {
       const PlacedRecord& p = plans[k];
       const auto size = static_cast<std::int64_t>(pool.size());
@@ -471,11 +471,10 @@ class PyPlanSpace {
       if (space_.check_partition(layout, partition) != PlanStatus::kOk) {
         throw InvalidInput("placed: not a partition of this layout");
       }
-      found.mutable_data()[k] =
-          space_
-              .estimate(layout, partition, timed[static_cast<std::size_t>(rows[k])], {}, 0.0,
-                        nullptr)
-              .energy_j;
+      const PlanEstimate plan = space_.estimate(
+          layout, partition, timed[static_cast<std::size_t>(rows[k])], {}, 0.0, nullptr);
+      found.mutable_at(0, k) = plan.time_s;
+      found.mutable_at(1, k) = plan.energy_j;
     }
     return freeze(std::move(found));
   }
@@ -1038,7 +1037,7 @@ void bind_plan(py::module_& module) {
       .def("rule_out", &PyPlanSpace::rule_out, py::arg("strategy"), py::arg("layers"),
            py::arg("chips"), py::arg("memory_limit"), py::arg("limits_s"), py::arg("planned"),
            py::arg("max_nodes"), py::arg("threads"))
-      .def("energies", &PyPlanSpace::energies, py::arg("times"), py::arg("row"), py::arg("placed"),
+      .def("figures", &PyPlanSpace::figures, py::arg("times"), py::arg("row"), py::arg("placed"),
            py::arg("borders"))
       .def("bounds", &PyPlanSpace::bounds, py::arg("strategy"), py::arg("least"),
            py::arg("memory_limit"), py::arg("threads"))

@@ -40,9 +40,12 @@ class PyLayersOnChips {
 
   py::dict map(const py::object& chips, int threads) const;
   py::dict bound(const py::object& chips, int threads) const;
+  py::dict time(const py::object& chips, const py::object& makespan_s) const;
+  py::tuple roots(std::size_t chip, int threads) const;
   py::tuple schedule(const py::object& chips, std::int64_t max_nodes, int threads) const;
 
   std::span<const std::int64_t> checked(const py::object& chips) const;
+  void check(std::size_t chip) const;
   std::vector<TimesRow> rows(std::size_t count) const {
     return std::vector<TimesRow>(count, TimesRow(core_.kinds(), core_.variants()));
   }

@@ -14,7 +14,6 @@ from phaze_fast import models
 from phaze_fast.cli.output import folder, note
 from phaze_fast.documents import read_document
 from phaze_fast.errors import InvalidInputError, not_accepted
-from phaze_fast.export import is_framework_file, read_plan
 from phaze_fast.hardware import Cluster, presets
 from phaze_fast.planning import Plan, PlanSpec, predict
 
@@ -205,6 +204,8 @@ class PlanProblem:
         InvalidInputError
             Where neither the file nor an option gives a required field.
         """
+        from phaze_fast.export import is_framework_file, read_plan  # only where a file is read
+
         is_framework = is_framework_file(path)
         document = {} if is_framework else _plan_document(path)
         model = self._model(document, path)

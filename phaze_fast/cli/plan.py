@@ -39,7 +39,6 @@ from phaze_fast.planning import why_not as why_not_fastest
 from phaze_fast.planning.energy import energy_by_tier
 from phaze_fast.planning.frameworks import FRAMEWORKS
 from phaze_fast.planning.throughput import MFU_CONVENTION
-from phaze_fast.report.plan_page import plan_page
 from phaze_fast.units import format_bytes, format_time
 
 _SHOWN = 6
@@ -398,7 +397,13 @@ def plan_model(
     if not plans.plans:
         output.infeasible(plans.infeasible, plans=[], rejected=plans.rejected)
     proven = plans.status == "optimal"
-    output.write_page(lambda: plan_page(plans.model, plans.cluster, plans.plans, typed(), proven))
+
+    def page() -> str:
+        from phaze_fast.report.plan_page import plan_page  # loads much that only pages need
+
+        return plan_page(plans.model, plans.cluster, plans.plans, typed(), proven)
+
+    output.write_page(page)
     run = compared[0].budget
     asked = None if fixed is None else why_not_fastest(plans, fixed, listing.threads)
     with ends_interrupted(stopped):

@@ -266,6 +266,15 @@ class Costs(Brief):
         Zero of other operators; shape (chips, operators), or (1, operators) where chips have the
         same.
         """
+        names = {id(graph.names): graph.names for graph in self.graphs}.values()
+        if not (self._overlapped or self._shared_experts or any(map(_rings, names))):
+            return self._network_s[None]
+        if self.chips == 1:
+            seconds = np.empty((1, self._ends[-1]))
+            for at in self.alike:
+                graphs = tuple(at.tolist())
+                seconds[0, self._places_of(graphs)] = self._exposed_s(graphs, None)
+            return seconds
         parts = [self._exposed_s((at,), None) for at in range(len(self.graphs))]
         rows = max(len(part) for part in parts)
         return np.concatenate([np.broadcast_to(p, (rows, p.shape[1])) for p in parts], axis=1)

@@ -31,7 +31,7 @@ from phaze_fast.explore.objectives import BestGroups, Front, ScoreTable, objecti
 from phaze_fast.explore.problem import SearchProblem
 from phaze_fast.explore.result import Budget, Outcome, Progress, Winner
 from phaze_fast.planning import Plan
-from phaze_fast.planning.times import KindTimes, free_times
+from phaze_fast.planning.times import KindTimes, LayerSet, free_times
 from phaze_fast.runs.executors import Workers
 from phaze_fast.tables import Array, non_dominated
 
@@ -575,8 +575,8 @@ class BestFirstSearch:
             records = self.groups.records[[answers[k].group for k in at]]
             chips = problem.price(s, records)
             times = KindTimes.concatenated([answers[k].times.at([answers[k].row]) for k in at])
-            rate, sizes = chips.hbm_bytes_per_s, [evaluator.sizes[number]]
-            (levels,) = free_times(sizes, chips.costs, rate, [times])
+            layers = LayerSet([evaluator.sizes[number]], chips.costs, chips.hbm_bytes_per_s)
+            levels = free_times(layers, times)
             for row, k in enumerate(at):
                 free = [level.at([row]) for level in levels]
                 peak = self.groups.peak_flops(records[row])

@@ -199,7 +199,8 @@ def _union(spans: list[tuple[float, float]]) -> float:
 
 def _predicted(sizes: StrategySizes, plan: Plan, cluster: Cluster, stage: int) -> dict[str, float]:
     """Return the predicted seconds of a step by family of kernels on a device of a stage."""
-    ((_, costs, _),) = priced([sizes], cluster, {}, threads=1)
+    ((_, layers),) = priced([sizes], cluster)
+    costs = layers.only([sizes]).costs
     seconds_of = dict.fromkeys([*FAMILIES, OTHER], 0.0)
 
     def add(graph: OpGraph, seconds: Any, names: Container[str]) -> None:

@@ -42,6 +42,7 @@ from phaze_fast.opgraph.traced import (
     traced_passes,
     traced_peaks,
 )
+from phaze_fast.records import changed
 from phaze_fast.software import Precision
 from phaze_fast.tables import Brief
 
@@ -277,9 +278,16 @@ def _chain(model: TransformerModel, seq: int) -> _Chain:
     return _Chain(dict(counts), tuple(place[kind] for kind in kinds), tuple(sorted(edges)))
 
 
-def _is_routed(model: TransformerModel, kind: str) -> bool:
-    """Whether a kind of layer has routed experts."""
-    return kind.endswith("moe-block") or (kind == "head" and model.mtp_layers > 0)
+_END_FIELDS = ("tp", "sequence_parallel", "cp", "micro_batch", "seq")
+_DENSE_FIELDS = (*_END_FIELDS, "cp_kind")
+_ROUTED_FIELDS = (*_DENSE_FIELDS, "ep", "etp", "dispatcher", "expert_imbalance")
+
+
+def _fields_read(model: TransformerModel, kind: str) -> tuple[str, ...]:
+    """Return the fields of a strategy on which the operators of a kind of layer depend."""
+    if kind.endswith("moe-block") or (kind == "head" and model.mtp_layers > 0):
+        return _ROUTED_FIELDS
+    return _END_FIELDS if kind in _BOUNDARY_LAYERS else _DENSE_FIELDS
 
 
 def _builder(model: TransformerModel, strategy: Strategy, kind: str) -> tuple[Share, LayerBuilder]:
@@ -371,35 +379,32 @@ def _unfused(
     return share, _passes(builder, model, share)
 
 
-_DENSE_FIELDS = ("tp", "sequence_parallel", "cp", "cp_kind", "micro_batch", "seq")
-_ROUTED_FIELDS = (*_DENSE_FIELDS, "ep", "etp", "dispatcher", "expert_imbalance")
+def _of_operators(
+    strategies: Iterable[Strategy], fields: tuple[str, ...]
+) -> tuple[list[Strategy], list[int]]:
+    """Merge strategies that have the same `fields`, so that they share a kind of layer.
 
-
-def _of_operators(strategies: Iterable[Strategy], routed: bool) -> tuple[list[Strategy], list[int]]:
-    """Reset the fields of strategies on which a layer's operators do not depend, to share graphs.
-
-    These are the overlap of expert exchanges, the offload of the optimiser and, unless the layer is
-    `routed` (has routed experts), everything about experts.
+    The overlap of expert exchanges, the offload of the optimiser and, without routed experts,
+    everything about experts are reset.
 
     Returns
     -------
     tuple
         The distinct strategies, and which of them each strategy becomes.
     """
-    fields = itemgetter(*(_ROUTED_FIELDS if routed else _DENSE_FIELDS))
+    read = itemgetter(*fields)
     distinct: list[Strategy] = []
     known: dict[tuple[Any, ...], int] = {}
     numbers = []
     for strategy in strategies:
-        own_width = strategy.expert_width != strategy.tp  # `tp` need not divide experts
-        key = (own_width, *fields(vars(strategy)))
-        number = known.setdefault(key, len(distinct))
+        number = known.setdefault(read(vars(strategy)), len(distinct))
         numbers.append(number)
         if number < len(distinct):
             continue
         changes: dict[str, Any] = {"expert_overlap": 0.0, "overlap_experts": False}
         changes["offload_optimizer"] = False
-        if not routed:
+        if fields is not _ROUTED_FIELDS:
+            own_width = strategy.expert_width != strategy.tp  # `tp` need not divide experts
             changes |= {"ep": 1, "etp": 1 if own_width else None, "expert_imbalance": 1.0}
             changes["dispatcher"] = "all-to-all"
         distinct.append(strategy.changed(**changes))
@@ -541,8 +546,8 @@ def _with_weights_on_chip(layers: list[Layer]) -> list[Layer]:
     return [
         replace(
             layer,
-            forward=replace(layer.forward, weight_bytes=size),
-            backward=replace(layer.backward, weight_bytes=size),
+            forward=changed(layer.forward, weight_bytes=size),
+            backward=changed(layer.backward, weight_bytes=size),
         )
         for layer in layers
     ]
@@ -610,10 +615,11 @@ def layer_graphs(
     loaded = [strategy.with_load(model) for strategy in strategies]
     chain = _chain(model, loaded[0].seq or model.seq)
     built: Fusion = "full" if fusion == "full+weights" else fusion
-    own = {routed: _of_operators(loaded, routed) for routed in (False, True)}
+    read = {kind: _fields_read(model, kind) for kind in chain.counts}
+    own = {fields: _of_operators(loaded, fields) for fields in set(read.values())}
     columns = []
     for kind, count in chain.counts.items():
-        distinct, numbers = own[_is_routed(model, kind)]
+        distinct, numbers = own[read[kind]]
         found = _transformer_layers(model, distinct, kind, count, built, low)
         columns.append([found[number] for number in numbers])
     tied = (model.tied_embeddings and model.head in ("lm", "mlm")) or model.mtp_layers > 0

@@ -13,7 +13,7 @@ from phaze_fast.models import Model
 from phaze_fast.planning.plan_spec import PlanSpec
 from phaze_fast.planning.plans import Plan
 from phaze_fast.planning.prediction import evaluated
-from phaze_fast.planning.times import FixedParts, operator_costs
+from phaze_fast.planning.times import LayerSet, operator_costs
 
 _EVENTS = {
     "products": ("mac_j",),
@@ -71,7 +71,9 @@ def energy_by_tier(model: Model | str, cluster: Cluster, plan: Plan | PlanSpec) 
     for tier, names in _EVENTS.items():
         kept = {name: getattr(table, name) for name in names}
         costs = operator_costs([sizes], chip, cluster, 1, energy=table.replace(**_NO_EVENTS | kept))
-        parts = FixedParts.of(sizes, costs, np.ones(1))
+        layers = LayerSet([sizes], costs, np.ones(1))
+        passes = np.zeros((len(costs.graphs), 1))  # joules do not depend on their seconds
+        parts = layers.timed(passes, passes == 0.0)
         spent = replace(none, forward_j=parts.forward_j, backward_j=parts.backward_j)
         tiers[tier] = float(evaluator.energies_j([placed], spent, [0])[0] - besides_j)
     tiers["hbm"] += float(moved_j)

@@ -32,13 +32,18 @@ from phaze_fast.planning.sizes import (
     training_record,
 )
 from phaze_fast.planning.throughput import step_throughput
-from phaze_fast.planning.times import KindTimes, LazyTimes, free_times_on_chip, times_on_chip
+from phaze_fast.planning.times import (
+    KindTimes,
+    LazyTimes,
+    free_times_on_chip,
+    least_work_s,
+    times_on_chip,
+)
 from phaze_fast.planning.training import (
     RANK_ORDERS,
     Training,
-    block_mode,
-    recompute_code,
     recompute_text,
+    stage_modes,
 )
 from phaze_fast.records import FrozenDict
 from phaze_fast.schedule import ScheduleCache
@@ -356,6 +361,10 @@ class PlanEvaluator:
         """Cost and schedule all strategies on a cluster's chip, one row each."""
         return times_on_chip(self.sizes, cluster, self.optimizer, cache, threads)
 
+    def least_work_s(self, cluster: Cluster, threads: int = 1) -> Array:
+        """Bound the seconds of a micro-batch through all layers by strategy, see `least_work_s`."""
+        return least_work_s(tuple(self.sizes), cluster, self.optimizer, threads)
+
     def lazy_times(
         self, cluster: Cluster, cache: ScheduleCache | None = None, threads: int = 1
     ) -> LazyTimes:
@@ -371,17 +380,14 @@ class PlanEvaluator:
         own = sorted(set(every))
         some = [self.sizes[s] for s in own]
         levels = free_times_on_chip(some, self.cluster, self.optimizer)
-        free = {s: [level.at(slice(n, n + 1)) for level in levels] for n, s in enumerate(own)}
+        rows = {id(k): [k.at(slice(n, n + 1)) for n in range(len(own))] for k in levels}
+        free = {s: [rows[id(level)][n] for level in levels] for n, s in enumerate(own)}
         return [self.plan(one, times, free=free[s]) for one, s in zip(placed, every, strict=True)]
 
-    def slowest_s(self, placed: Iterable[Placed], times: KindTimes) -> float:
+    def slowest_s(self, placed: Sequence[Placed], times: KindTimes) -> float:
         """Return the seconds of the slowest plan if layers take `times`, one row per strategy."""
-        estimates = (
-            self.space.estimate(times.at([at]), plan.layout, *plan.arrays, ANY_LIMIT_BYTES)[0]
-            for plan in placed
-            for at in self.strategies_of([plan])
-        )
-        return max(float(estimate["time_s"][0]) for estimate in estimates)
+        rows = [int(self.layouts[plan.layout]["strategy"]) for plan in placed]
+        return float(self._figures(placed, times, rows)[0].max())
 
     def strategies_of(self, placed: Iterable[Placed]) -> set[int]:
         """Return the positions of the strategies of some plans."""
@@ -445,6 +451,11 @@ class PlanEvaluator:
 
     def energies_j(self, placed: Sequence[Placed], times: KindTimes, rows: Sequence[int]) -> Array:
         """Compute the joules of one step of each plan on the chip of its row of `times`."""
+        joules: Array = self._figures(placed, times, rows)[1]
+        return joules
+
+    def _figures(self, placed: Sequence[Placed], times: KindTimes, rows: Sequence[int]) -> Array:
+        """Compute seconds and joules of one step of each plan with the times of its row."""
         pool: list[int] = []
         records: Array = np.zeros(len(placed), dtype=_core.PLACED_DTYPE)
         for record, plan in zip(records, placed, strict=True):
@@ -454,8 +465,7 @@ class PlanEvaluator:
             record["variants_at"], record["variants"] = len(pool), len(plan.variants)
             pool += plan.variants
         at, borders = np.array(rows, dtype=np.int64), np.array(pool, dtype=np.int32)
-        joules: Array = self.space.energies(times, at, records, borders)
-        return joules
+        return self.space.figures(times, at, records, borders)
 
     def bounds(self, s: int, least: KindTimes, limits: Array, threads: int = 1) -> Array:
         """Bound strategy `s` from below on each chip, under the memory limits numbered `limits`."""
@@ -595,7 +605,7 @@ class PlanEvaluator:
         """
         sizes = self.sizes[int(self.layouts[placed.layout]["strategy"])]
         at = int(self.layouts[placed.layout]["strategy"]) if row is None else row
-        own = times.at(slice(at, at + 1))
+        own = times if row is None else times.at(slice(at, at + 1))
         if free is None and self.cluster.chip is not None:
             free = free_times_on_chip([sizes], self.cluster, self.optimizer)
         limit_bytes = float(self.limits_bytes[limit])
@@ -606,7 +616,7 @@ class PlanEvaluator:
             placed,
             estimate[0],
             self._stages(placed, stages),
-            proven=bool(own.proven[0]),
+            proven=bool(times.proven[at]),
             limit_bytes=limit_bytes,
             peak_flops=peak_flops or self._peak,
         )
@@ -657,7 +667,11 @@ class PlanEvaluator:
         rounds, replicas = int(layout["micro_batches"]), int(layout["dp"])
         schedule = SCHEDULES[int(layout["schedule"])]
         twice = schedule == "dualpipe"  # half of the micro-batches in each direction
-        recomputed = sum(_recomputed_stage_flops(sizes, stage) for stage in stages) / (1 + twice)
+        order = sizes.graph.order
+        recomputed = sum(
+            _recomputed_by_kinds(sizes, code, own.chunks, tuple(order[i] for i in own.layers))
+            for code, own in zip(placed.variants, stages, strict=True)
+        ) / (1 + twice)
         time_s = float(estimate["time_s"])
         sequences = replicas * rounds * strategy.micro_batch
         speed = step_throughput(
@@ -711,42 +725,35 @@ class PlanEvaluator:
 
 
 @lru_cache(maxsize=512)
-def _recomputed_flops(sizes: StrategySizes, mode: str) -> dict[str, float]:
+def _recomputed_flops(sizes: StrategySizes, mode: str) -> list[float]:
     """Count the FLOPs that one layer of each kind recomputes for a micro-batch on a device.
 
-    Only matrix operators count; attention counts without its mask.
+    Only matrix operators count, and boundary layers do not; attention counts without its mask.
     """
-    flops = {}
+    flops = []
     for layer in sizes.graph.layers:
         graph, names = layer.forward, layer.forward.recomputed(mode)
         counted = _ON_TENSOR_CORES[graph.ops["unit"]]
         counted &= np.array([name in names for name in graph.names], dtype=bool)
-        block = layer.kind not in BOUNDARY_KINDS
-        flops[layer.kind] = float(graph.ops["flops"][counted].sum()) if block else 0.0
         again = np.array([name.endswith(AGAIN) for name in layer.backward.names], dtype=bool)
-        flops[layer.kind] += float(layer.backward.ops["flops"][again].sum())
+        block = layer.kind not in BOUNDARY_KINDS
+        own = float(graph.ops["flops"][counted].sum())
+        flops.append(own + float(layer.backward.ops["flops"][again].sum()) if block else 0.0)
     return flops
-
-
-def _recomputed_stage_flops(sizes: StrategySizes, stage: Stage) -> float:
-    """Count the FLOPs that a stage recomputes for a micro-batch on a device."""
-    kinds = tuple(sizes.graph.order[i] for i in stage.layers)
-    return _recomputed_by_kinds(sizes, stage.recompute, stage.chunks, kinds)
 
 
 @lru_cache(maxsize=1024)  # most stages of a plan are alike
 def _recomputed_by_kinds(
-    sizes: StrategySizes, recompute: str, chunks: tuple[int, ...], kinds: tuple[int, ...]
+    sizes: StrategySizes, code: int, chunks: tuple[int, ...], kinds: tuple[int, ...]
 ) -> float:
     """Count the FLOPs that a stage with layers of these kinds, in chunks, recomputes."""
-    code = recompute_code(recompute, sizes.variant_of)
+    first, rest, count = stage_modes(code, sizes.variants)
+    by_mode = [_recomputed_flops(sizes, mode) for mode in (first, rest)]
+    blocks = [layer.kind not in BOUNDARY_KINDS for layer in sizes.graph.layers]
     flops, positions = 0.0, iter(kinds)
-    for count in chunks:
+    for length in chunks:
         number = 0
-        for at in islice(positions, count):
-            kind = sizes.graph.layers[at].kind
-            if kind not in BOUNDARY_KINDS:
-                number += 1
-                mode = block_mode(code, number, sizes.variants)
-                flops += _recomputed_flops(sizes, mode)[kind]
+        for at in islice(positions, length):
+            number += blocks[at]
+            flops += by_mode[number > count][at]
     return flops

@@ -19,7 +19,7 @@ from phaze_fast.planning.evaluator import PlanEvaluator, TopPlans, checked_model
 from phaze_fast.planning.frameworks import expressible, framework_training, free_training
 from phaze_fast.planning.layouts import space_text
 from phaze_fast.planning.plans import PARTS, Plan
-from phaze_fast.planning.times import LazyTimes, least_work_s, memory_of
+from phaze_fast.planning.times import LazyTimes, memory_of
 from phaze_fast.planning.training import Training
 from phaze_fast.records import FrozenDict
 from phaze_fast.schedule import ScheduleCache
@@ -131,7 +131,7 @@ class Plans(Table):
         plans = []
         for evaluator in _evaluators(self.model, self.cluster, self.training, self.framework):
             if evaluator.has_all_layouts:
-                work_s = least_work_s(tuple(evaluator.sizes), self.cluster, workers)
+                work_s = evaluator.least_work_s(self.cluster, workers)
                 evaluator = evaluator.within(work_s, slowest_s)
             times = evaluator.lazy_times(self.cluster, None, workers)
             bounds_s = (evaluator.bound(s, times.rows) for s in range(len(evaluator)))
@@ -409,7 +409,7 @@ def _searched(
     if evaluator.has_all_layouts and (
         len(evaluator) > _FEW_STRATEGIES or evaluator.layouts_possible > _FEW_LAYOUTS
     ):
-        work_s = least_work_s(tuple(evaluator.sizes), cluster, workers)
+        work_s = evaluator.least_work_s(cluster, workers)
         bounds_s = evaluator.work_bounds_s(work_s)
         reach_s = _least(bounds_s, _FEW_STRATEGIES)
         few = np.flatnonzero(bounds_s <= reach_s)

@@ -168,7 +168,8 @@ def layer_schedules(
     """
     evaluator, _, _ = evaluated(model, cluster, plan)
     sizes = evaluator.sizes[0]
-    ((_, costs, _),) = priced([sizes], cluster, {}, threads=1)
+    ((_, layers),) = priced([sizes], cluster)
+    costs = layers.only([sizes]).costs
     times = schedule_layers(costs, max_nodes=MAX_NODES, threads=1)
     return tuple(
         ScheduledLayer(layer.kind, direction, layer.count, times.schedule(2 * k + back, 0))

@@ -6,7 +6,8 @@ the time to stream its state through the chip.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -14,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.caching import LruCache, as_one
+from phaze_fast.caching import LruCache
 from phaze_fast.cost import Costs, estimate_costs
+from phaze_fast.cost.engine import CostTable
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import (
     Accelerator,
@@ -33,6 +35,7 @@ from phaze_fast.opgraph.graph import lay_out
 from phaze_fast.planning.sizes import BOUNDARY_KINDS, StrategySizes
 from phaze_fast.records import changed
 from phaze_fast.schedule import ScheduleCache, schedule_layers
+from phaze_fast.schedule.layers import graph_arrays
 from phaze_fast.software import Software, check_precision, chip_as_run
 from phaze_fast.tables import Array
 
@@ -64,16 +67,6 @@ def memory_of(chip: Accelerator | None) -> Hbm:
     if chip.memory.capacity_bytes <= 0:
         raise InvalidInputError(f"cluster.chip: {chip.name} has no memory to place layers in")
     return chip.memory
-
-
-def _sums(columns: Array, sets: Array) -> Array:
-    """Sum sets of columns, shape (rows, sets), in a fixed order: no sum depends on other rows."""
-    rows, count = columns.shape
-    if not count:
-        return np.zeros((rows, len(sets)))
-    flat = _core.sums_of_sets(columns.reshape(-1), sets.reshape(-1).view(np.uint8), rows)
-    sums: Array = flat.reshape(rows, len(sets)).copy()  # the flat array is read-only
-    return sums
 
 
 def _again(layer: Layer, mode: str) -> Array:
@@ -172,15 +165,6 @@ def optimizer_products_s(
         else:
             launching[:, k] = launched * software.optimizer_host_s
     return seconds, launching
-
-
-def _step_s(products_s: Array, launching_s: Array, ahead_s: Array) -> Array:
-    """Return the seconds of an optimiser's products after the backward pass.
-
-    The host starts to launch the products `ahead_s` before the device ends the backward pass.
-    """
-    after: Array = np.maximum(products_s, launching_s - ahead_s)
-    return after
 
 
 @lru_cache(maxsize=512)
@@ -301,59 +285,25 @@ class KindTimes:
         return [row.tobytes() for row in np.ascontiguousarray(flat)]
 
 
-class LayerParts(NamedTuple):
-    """The part of layers' times that does not depend on their schedules, shape (layers, chips)."""
-
-    again_s: Array
-    """Seconds of recomputed operators, shape (layers, chips, variants); NaN: the whole forward
-    pass."""
-    weight_grad_share: Array
-    forward_j: Array
-    backward_j: Array
-    """Shape (layers, chips, variants)."""
-    host_s: Array
-    """Seconds the host needs to launch forward and backward pass, shape (layers, 2)."""
-    host_again_s: Array
-    """Seconds the host needs to launch the backward pass, shape (layers, variants)."""
-
-    @classmethod
-    def of(
-        cls,
-        layer: Layer,
-        costs: Costs,
-        at: Array,
-        variants: Sequence[str],
-        software: Software | None,
-    ) -> LayerParts:
-        """Build the parts of alike layers, whose graphs `at` are forward and `at + 1` backward."""
-        passes = LayerPasses.of(layer, tuple(variants), software)
-        count = len(variants)
-        again_s = _sums(costs.time_s(at), passes.again)[:, :count]
-        again_s[:, passes.whole] = np.nan
-        spent = _sums(costs.dynamic_j(at), passes.again)
-        late, total = _sums(costs.time_s(at + 1), passes.late).T
-        backward_j = _sums(costs.dynamic_j(at + 1), passes.late)[:, 1:] + spent[:, :count]
-        share = np.divide(late, total, where=total > 0, out=np.zeros(len(total)))
-        by_chip = (again_s, share, spent[:, count], backward_j)
-        by_layer = (np.array(values) for values in (passes.host_s, passes.host_again_s))
-        return cls(
-            *(values.reshape(len(at), costs.chips, *values.shape[1:]) for values in by_chip),
-            *(np.tile(values, (len(at), 1)) for values in by_layer),
-        )
-
-
 class LayerPasses(NamedTuple):
-    """The part of a layer's times that is the same on every chip."""
+    """Both passes of a layer, the same on every chip; the last axes are those of `LayerGraphs`."""
 
+    ops: Array
+    """Operators of the forward and of the backward pass."""
+    types: Array
+    edges: Array
+    """Edges of both passes."""
+    edge_from: Array
+    edge_to: Array
+    in_order: Array
     again: Array
-    """Operators of the forward pass that the backward pass recomputes, by variant; last: all."""
-    whole: Array
-    """Variants that recompute the whole forward pass."""
+    """Operators that the backward pass recomputes, shape (variants, operators)."""
     late: Array
-    """Operators of the backward pass that compute gradients of weights; and all."""
-    host_s: tuple[float, float]
-    host_again_s: list[float]
-    """Seconds the host needs to launch the backward pass, by variant."""
+    """Operators of the backward pass that compute gradients of weights."""
+    host_s: Array
+    """Seconds the host needs to launch forward and backward pass, shape (2, 1)."""
+    host_again_s: Array
+    """Seconds the host needs to launch the backward pass, shape (variants, 1)."""
 
     @classmethod
     def of(cls, layer: Layer, variants: tuple[str, ...], software: Software | None) -> LayerPasses:
@@ -361,147 +311,253 @@ class LayerPasses(NamedTuple):
         layer = layer.family[0]  # members differ in sizes alone
         key = id(layer), variants, id(software)
         known = _PASSES.get(key)
-        if known is None:  # the entry refers to the layer, so that its id is not reused
-            called, own = layer.forward.products, layer.backward.products
-            again = np.stack([*(_again(layer, mode) for mode in variants), called | True])
-            late = np.array([name.endswith("-w") for name in layer.backward.names], dtype=bool)
-            host = host_s(software, called), host_s(software, called[:0], own)
-            host_again = [host_s(software, called[some], own) for some in again[:-1]]
-            whole = np.logical_and.reduce(again[:-1], axis=1)
-            sums = np.stack([late, late | True])
-            known = layer, software, cls(again, whole, sums, host, host_again)
-            _PASSES.put(key, known)
-        return known[2]
+        if known is not None:
+            return known[2]
+        graphs = layer.forward, layer.backward
+        called, own = (graph.products for graph in graphs)
+        types, starts, ends = zip(*map(graph_arrays, graphs), strict=True)
+        again = np.zeros((len(variants), len(called) + len(own)), dtype=bool)
+        for row, mode in zip(again, variants, strict=True):
+            row[: len(called)] = _again(layer, mode)
+        late = [name.endswith("-w") for name in layer.backward.names]
+        host = host_s(software, called), host_s(software, called[:0], own)
+        host_again = [host_s(software, called[some[: len(called)]], own) for some in again]
+        passes = cls(
+            ops=np.array([len(graph) for graph in graphs], dtype=np.int64),
+            types=np.concatenate([np.atleast_2d(own)[0] for own in types]),
+            edges=np.array([len(ends_of) for ends_of in ends], dtype=np.int64),
+            edge_from=np.concatenate(starts),
+            edge_to=np.concatenate(ends),
+            in_order=np.array([graph.in_order for graph in graphs], dtype=np.uint8),
+            again=again.view(np.uint8),
+            late=np.array([0] * len(called) + late, dtype=np.uint8),
+            host_s=np.array(host)[:, None],
+            host_again_s=np.array(host_again)[:, None],
+        )
+        return _PASSES.put(key, (layer, software, passes))[2]
 
 
 _PASSES: LruCache[tuple[object, ...], tuple[Layer, Software | None, LayerPasses]] = LruCache(4096)
-"""Latest `LayerPasses` by identity of the family of layers."""
+"""Latest `LayerPasses` by identity of the family of layers, which the entry refers to."""
 
 
-@dataclass(frozen=True, eq=False)
-class FixedParts:
-    """The part of `KindTimes` that does not depend on layer schedules, for the same rows."""
+class LayerGraphs(NamedTuple):
+    """What no chip changes about layers, as ``_core.LayersOnChips`` takes it."""
 
-    again_s: Array
-    """Seconds of recomputed operators by variant, shape (rows, variants, kinds); NaN: the whole
-    forward pass."""
-    weight_grad_share: Array
-    """Share of the backward pass that is weight gradients."""
-    forward_j: Array
-    backward_j: Array
+    kinds: int
+    variants: int
+    op_ptr: Array
+    """Where the operators of each graph begin; forward and backward graphs alternate."""
+    types: Array
+    most_at_once: Array
+    edge_ptr: Array
+    edge_from: Array
+    edge_to: Array
+    in_order: Array
+    again: Array
+    late: Array
     host_s: Array
-    """Seconds the host needs to launch forward and backward pass, shape (rows, 2, kinds)."""
     host_again_s: Array
-    """Seconds the host needs to launch the backward pass, shape (rows, variants, kinds)."""
     wait_s: Array
-    """Seconds that passes wait for the host in addition, shape (rows, 2, kinds)."""
+
+    @classmethod
+    def of(
+        cls,
+        layers: Collection[tuple[Layer, LayerGraph]],
+        variants: tuple[str, ...],
+        software: Software | None,
+    ) -> LayerGraphs:
+        """Describe layers, each with a strategy's layers that it is one of.
+
+        Without software, no pass waits for the host.
+        """
+        passes = [LayerPasses.of(layer, variants, software) for layer, _ in layers]
+        waits = [expert_wait_s(graph, layer.kind, software) for layer, graph in layers]
+        own = LayerPasses(*(np.concatenate(c, axis=-1) for c in zip(*passes, strict=True)))
+        return cls(
+            kinds=len(passes),
+            variants=len(variants),
+            op_ptr=np.concatenate([[0], np.cumsum(own.ops)]),
+            types=own.types,
+            most_at_once=np.full(len(own.types), np.inf),
+            edge_ptr=np.concatenate([[0], np.cumsum(own.edges)]),
+            edge_from=own.edge_from,
+            edge_to=own.edge_to,
+            in_order=own.in_order,
+            again=own.again.reshape(-1),
+            late=own.late,
+            host_s=own.host_s.reshape(-1),
+            host_again_s=own.host_again_s.reshape(-1),
+            wait_s=np.array(waits).T.reshape(-1),
+        )
+
+
+class LayerCosts(NamedTuple):
+    """What the operators of these layers cost on chips, as ``_core.LayersOnChips`` takes it."""
+
+    tables: tuple[CostTable, ...]
+    table: Array
+    column: Array
+    network_s: Array
+    cores: Array
     hbm_bytes_per_s: Array
     static_w: Array
     limit_w: Array
     step_s: Array
     launching_s: Array
-    """Seconds of the optimiser's products (`step_s`), and in which the host launches these."""
 
     @classmethod
-    def of(cls, sizes: StrategySizes, costs: Costs, hbm_bytes_per_s: Array) -> FixedParts:
-        """Build the parts of a strategy from the costs of its layers, one row per chip."""
-        return cls.of_alike([sizes], costs, hbm_bytes_per_s, layer_places((sizes,)))
+    def of(
+        cls, costs: Costs, hbm_bytes_per_s: Array, products_s: Array, launching_s: Array
+    ) -> LayerCosts:
+        """Take the costs of the layers' graphs, and the seconds of `optimizer_products_s`."""
+        tables, network_s = costs.tables, costs.exposed_network_s()
+        table, column = np.zeros((2, network_s.shape[1]), dtype=np.int64)
+        for number, own in enumerate(tables):
+            here = own.column_of >= 0
+            table[here], column[here] = number, own.column_of[here]
+        return cls(
+            tables=tables,
+            table=table.astype(np.int32),
+            column=column,
+            network_s=network_s.ravel(),
+            cores=np.ascontiguousarray(costs.cores).ravel(),
+            hbm_bytes_per_s=hbm_bytes_per_s,
+            static_w=np.ascontiguousarray(costs.static_w),
+            limit_w=np.ascontiguousarray(costs.limit_w),
+            step_s=products_s.ravel(),
+            launching_s=launching_s.ravel(),
+        )
 
-    @classmethod
-    def of_alike(
-        cls,
+
+class LayerSet:
+    """The distinct layers of strategies, priced on chips.
+
+    Parameters
+    ----------
+    sizes
+        The strategies, with one software profile and the same recompute variants.
+    costs
+        From `operator_costs`.
+    hbm_bytes_per_s
+        Rate at which the optimiser's state streams through each chip.
+    products_s
+        Seconds of the optimiser's products and of their launches on each layer (`layers_of`),
+        shape (2, chips, layers); by default none.
+    hosted
+        Whether passes wait for the host.
+    """
+
+    def __init__(
+        self,
         sizes: Sequence[StrategySizes],
         costs: Costs,
         hbm_bytes_per_s: Array,
-        places: Mapping[int, int],
+        products_s: Array | None = None,
         hosted: bool = True,
-    ) -> FixedParts:
-        """Build the parts of strategies with the same variants: rows by strategy, then by chip.
+    ) -> None:
+        first, layers = sizes[0], layers_of(sizes)
+        self.sizes, self.costs = tuple(sizes), costs
+        """The strategies, and the costs of a forward and a backward graph for each layer."""
+        self._rate, self._products_s = hbm_bytes_per_s, products_s
+        self._place = {key: place for place, key in enumerate(layers)}
+        graphs = LayerGraphs.of(layers.values(), first.variants, first.software if hosted else None)
+        if products_s is None:
+            products_s = np.zeros((2, costs.chips, len(layers)))
+        own_costs = LayerCosts.of(costs, hbm_bytes_per_s, *products_s)
+        self._core = _core.LayersOnChips(graphs, own_costs)
+        self._bounds: tuple[dict[str, Array], Array] | None = None
 
-        `places` is from `layer_places`. Unless `hosted`, no pass waits for the host.
+    def has(self, sizes: Iterable[StrategySizes]) -> bool:
+        """Whether the layers of strategies are among these."""
+        return layers_of(sizes).keys() <= self._place.keys()
+
+    def only(self, sizes: Sequence[StrategySizes]) -> LayerSet:
+        """Return the layers of some of the strategies."""
+        at = [self._place[key] for key in layers_of(sizes)]
+        if at == list(range(len(self._place))):
+            same = copy(self)
+            same.sizes = tuple(sizes)
+            return same
+        products_s = None if self._products_s is None else self._products_s[:, :, at]
+        costs = self.costs.only([2 * place + back for place in at for back in (0, 1)])
+        return LayerSet(sizes, costs, self._rate, products_s)
+
+    def without(self, groups: Sequence[str], hosted: bool) -> LayerSet:
+        """Return the layers with collectives of some groups free."""
+        free = self.costs.without(groups)
+        return LayerSet(self.sizes, free, self._rate, self._products_s, hosted)
+
+    def bounds(self, sizes: Sequence[StrategySizes], threads: int) -> KindTimes:
+        """Bound the layers of strategies from below by the roots of their branch-and-bound trees.
+
+        There is one chip, and one row per strategy.
         """
-        software = sizes[0].software if hosted else None
-        variants = sizes[0].variants
-        layers = {places[id(layer)]: layer for s in sizes for layer in s.graph.layers}
-        alike = [at[[n in layers for n in at.tolist()]] for at in costs.alike]
-        alike = [at for at in alike if len(at)]
-        row_of = {n: row for row, n in enumerate(np.concatenate(alike).tolist())}
-        parts = [LayerParts.of(layers[int(at[0])], costs, at, variants, software) for at in alike]
-        every = LayerParts(*map(np.concatenate, zip(*parts, strict=True)))
-        own = np.array([[row_of[places[id(k)]] for k in s.graph.layers] for s in sizes])
-        waits = [[expert_wait_s(s.graph, k.kind, software) for k in s.graph.layers] for s in sizes]
+        if self._bounds is None:
+            bounds_s, proven = self._core.roots(0, threads)
+            self._bounds = self._core.time(np.zeros(1, dtype=np.int64), bounds_s), proven != 0
+        times, proven = self._bounds
+        return self._of_strategies(sizes, times, proven[None])
 
-        def by_chip(values: Array) -> Array:  # (layers, chips, ...) to (rows, ..., kinds)
-            moved = np.ascontiguousarray(np.moveaxis(values[own], 1, -1))
-            return moved.reshape(-1, *moved.shape[2:])
+    def scheduled(self, cache: ScheduleCache | None, threads: int) -> KindTimes:
+        """Schedule all layers: a row per strategy and chip, by strategy."""
+        solved = schedule_layers(self.costs, max_nodes=MAX_NODES, threads=threads, cache=cache)
+        return self.timed(solved.makespan_s, solved.proven)
 
-        def by_pass(values: Array) -> Array:  # (strategies, kinds, ...), the same on every chip
-            return np.repeat(np.moveaxis(values, 1, -1), costs.chips, axis=0)
+    def timed(self, makespan_s: Array, proven: Array) -> KindTimes:
+        """Return the times of all strategies if graphs take `makespan_s`, shape (graphs, chips)."""
+        times = self._core.time(np.arange(self.costs.chips), makespan_s.T.ravel())
+        return self._of_strategies(self.sizes, times, proven.T)
 
-        host = (every.host_s[own], every.host_again_s[own], np.array(waits))
-        powers = (hbm_bytes_per_s, costs.static_w, costs.limit_w)
-        return cls(
-            *map(by_chip, every[:4]),
-            *map(by_pass, host),
-            *(np.tile(power, len(sizes)) for power in powers),
-            *np.zeros((2, len(sizes) * costs.chips, own.shape[1])),
-        )
+    def _of_strategies(
+        self, sizes: Sequence[StrategySizes], times: Mapping[str, Array], proven: Array
+    ) -> KindTimes:
+        """Turn times of layers, a row per chip, into rows per strategy and chip.
 
-    def times(self, makespan_s: Array, proven: Array) -> KindTimes:
-        """Combine with makespans of shape (graphs, rows); forward and backward graphs alternate."""
-        forward, plain = (np.ascontiguousarray(makespan_s[start::2].T) for start in (0, 1))
-        again = np.where(np.isnan(self.again_s), forward[:, None, :], self.again_s)
-        backward = plain[:, None, :] + again
-        ahead = np.maximum(plain - self.host_s[:, 1], 0.0)
-        plain = np.maximum(plain, self.host_s[:, 1]) + self.wait_s[:, 1]
-        return KindTimes(
-            forward_s=np.maximum(forward, self.host_s[:, 0]) + self.wait_s[:, 0],
-            plain_s=plain,
-            backward_s=np.maximum(backward, self.host_again_s) + self.wait_s[:, 1, None],
-            weight_grad_s=plain * self.weight_grad_share,
-            forward_j=self.forward_j,
-            backward_j=self.backward_j,
-            hbm_bytes_per_s=self.hbm_bytes_per_s,
-            static_w=self.static_w,
-            limit_w=self.limit_w,
-            proven=np.all(proven, axis=0),
-            step_s=_step_s(self.step_s, self.launching_s, ahead),
-            ahead_s=ahead,
-        )
+        `proven` has shape (chips, graphs).
+        """
+        own = np.array([[self._place[id(layer)] for layer in s.graph.layers] for s in sizes])
+        columns = {}
+        for name, values in times.items():
+            if values.ndim == 1:
+                columns[name] = np.tile(values, len(sizes))
+                continue
+            by_row = np.moveaxis(values[..., own], -2, 0)
+            columns[name] = np.ascontiguousarray(by_row.reshape(-1, *by_row.shape[2:]))
+        both = proven[:, 0::2] & proven[:, 1::2]
+        columns["proven"] = both[:, own].all(axis=2).T.ravel()
+        return KindTimes(**columns)
 
 
 # ---- strategies on the chip of a cluster ----
 
 
-@lru_cache(maxsize=32)
-def _known_times(_cluster: Cluster) -> dict[StrategySizes, KindTimes]:
-    """Return the cache of `times_on_chip` for a cluster."""
-    return {}
+def layers_of(sizes: Iterable[StrategySizes]) -> dict[int, tuple[Layer, LayerGraph]]:
+    """Return the distinct layers of strategies by identity, each with layers it is one of.
 
-
-@lru_cache(maxsize=32)
-def _known_bounds(_cluster: Cluster) -> dict[StrategySizes, KindTimes]:
-    """Return the cache of the lower bounds in `LazyTimes` for a cluster."""
-    return {}
-
-
-@lru_cache(maxsize=32)
-def _known_free_times(_cluster: Cluster) -> dict[StrategySizes, tuple[KindTimes, ...]]:
-    """Return the cache of `free_times_on_chip` for a cluster."""
-    return {}
-
-
-@lru_cache(maxsize=16)
-def layer_places(sizes: tuple[StrategySizes, ...]) -> Mapping[int, int]:
-    """Map the layers of strategies, by identity, to forward graphs' numbers in `operator_costs`.
-
-    The backward graph of a layer has the next number.
+    In this order `operator_costs` prices them: two graphs each, forward and backward.
     """
-    places: dict[int, int] = {}
-    for s in sizes:
-        for layer in s.graph.layers:
-            places.setdefault(id(layer), 2 * len(places))
-    return places
+    return {id(layer): (layer, s.graph) for s in sizes for layer in s.graph.layers}
+
+
+# ---- strategies on the chip of a cluster ----
+
+
+_Rows = dict[StrategySizes, KindTimes]
+
+
+@lru_cache(maxsize=32)
+def _known_times(_cluster: Cluster, _optimizer: Optimizer) -> _Rows:
+    """Return the cache of `times_on_chip` for a cluster and an optimiser."""
+    return {}
+
+
+@lru_cache(maxsize=32)
+def _known_free_times(
+    _cluster: Cluster, _optimizer: Optimizer
+) -> dict[StrategySizes, tuple[KindTimes, ...]]:
+    """Return the cache of `free_times_on_chip` for a cluster and an optimiser."""
+    return {}
 
 
 def operator_costs(
@@ -518,7 +574,7 @@ def operator_costs(
     ----------
     sizes
         Strategies with one software profile and one overlap of expert exchanges; a layer that
-        several of them share is priced once, at the place of `layer_places`.
+        several of them share is priced once, at its place in `layers_of`.
     chips
         A chip, or records of chips.
     cluster
@@ -550,10 +606,10 @@ def operator_costs(
 def priced(
     sizes: Sequence[StrategySizes],
     cluster: Cluster,
-    known: Mapping[StrategySizes, Any],
-    threads: int,
-) -> Iterator[tuple[list[StrategySizes], Costs, Array]]:
-    """Estimate operator costs of the strategies that are not known yet.
+    optimizer: Optimizer | None = None,
+    threads: int = 1,
+) -> Iterator[tuple[list[StrategySizes], LayerSet]]:
+    """Price the layers of strategies on a cluster's chip; yield strategies with theirs and others.
 
     Strategies that `operator_costs` can price together are priced in one call. The rate at which
     the optimiser's state streams is 1 here; `_streaming` sets it.
@@ -564,28 +620,45 @@ def priced(
         return
     for precision in {id(s.precision): s.precision for s in sizes}.values():
         check_precision(precision, chip)
-    alike: dict[tuple[Software, float, bool], list[StrategySizes]] = {}
+    if optimizer is not None and optimizer.newton_schulz_steps is None:
+        optimizer = None
+    alike: dict[tuple[Software, tuple[str, ...], float, bool], list[StrategySizes]] = {}
     for s in dict.fromkeys(sizes):
-        if s not in known:
-            hidden = (s.strategy.expert_overlap, s.strategy.overlap_experts)
-            alike.setdefault((s.software, *hidden), []).append(s)
+        hidden = (s.strategy.expert_overlap, s.strategy.overlap_experts)
+        alike.setdefault((s.software, s.variants, *hidden), []).append(s)
     for query, some in alike.items():
-        places, latest = layer_places(tuple(some)), _latest_costs(cluster, *query)
-        if not latest or not places.keys() <= latest[0][0].keys():
+        latest = _latest_layers(cluster, optimizer, *query)
+        if not latest or not latest[0].has(some):
             costs = operator_costs(some, chip, cluster, threads)
-            latest[:] = [(places, tuple(some), costs)]
-        else:
-            first = [latest[0][0][layer] for layer in places]
-            costs = latest[0][2].only([at + later for at in first for later in (0, 1)])
-        yield some, costs, np.ones(1)
+            products_s = None if optimizer is None else _step_products_s(some, chip, optimizer)
+            latest[:] = [LayerSet(some, costs, np.ones(1), products_s)]
+        yield some, latest[0]
 
 
 @lru_cache(maxsize=8)
-def _latest_costs(
-    _cluster: Cluster, _software: Software, _expert_overlap: float, _overlap_experts: bool
-) -> list[tuple[Mapping[int, int], tuple[StrategySizes, ...], Costs]]:
-    """Return the latest costs of such strategies with the `layer_places` of these, or nothing."""
+def _latest_layers(
+    _cluster: Cluster, _optimizer: Optimizer | None, *_query: object
+) -> list[LayerSet]:
+    """Return the latest layers of such strategies that were priced, or nothing."""
     return []
+
+
+def _step_products_s(
+    sizes: Sequence[StrategySizes], chip: Accelerator, optimizer: Optimizer
+) -> Array:
+    """Return `optimizer_products_s` of the `layers_of` strategies, shape (2, 1, layers)."""
+    every = [
+        () if layer.kind in BOUNDARY_KINDS else layer.matrices
+        for layer, _ in layers_of(sizes).values()
+    ]
+    place = {matrices: number for number, matrices in enumerate(dict.fromkeys(every))}
+    found = _products_on_chip(tuple(place), chip, sizes[0].software, optimizer)
+    return np.stack(found)[:, :, [place[matrices] for matrices in every]]
+
+
+@lru_cache(maxsize=64)
+def _state_bytes_per_s(chip: Accelerator, optimizer: Optimizer) -> float:
+    return float(optimizer_bytes_per_s(chip_records([chip]), chip, optimizer)[0])
 
 
 def _host(chip: Accelerator) -> Host:
@@ -665,62 +738,16 @@ def _streaming(
     bounds: bool = False,
     priced: KindTimes | None = None,
 ) -> KindTimes:
-    """Set the rate at which an optimiser's state streams, its products, and copies to the host."""
+    """Set the rate at which an optimiser's state streams, and add copies to the host."""
     chip = cluster.chip
     if chip is None:
         return times
     times = _offloaded(sizes, times, chip, bounds, priced)
-    rates = np.repeat(optimizer_bytes_per_s(chip_records([chip]), chip, optimizer), len(sizes))
+    rates = np.full(len(sizes), _state_bytes_per_s(chip, optimizer))
     at_host = [s.strategy.offload_optimizer for s in sizes]
     if any(at_host):
         rates[at_host] = _host_bytes_per_s(_host(chip), optimizer)
-    streamed = replace(times, hbm_bytes_per_s=rates)
-    if optimizer.newton_schulz_steps is None:
-        return streamed
-    rows = [_products_on_chip(step_matrices(s), chip, s.software, optimizer) for s in sizes]
-    products_s, launching_s = (np.concatenate(parts) for parts in zip(*rows, strict=True))
-    return replace(streamed, step_s=_step_s(products_s, launching_s, times.ahead_s))
-
-
-def _scheduled(
-    sizes: Sequence[StrategySizes],
-    costs: Costs,
-    rate: Array,
-    cache: ScheduleCache | None,
-    threads: int,
-    hosted: bool = True,
-) -> list[KindTimes]:
-    """Schedule the layers of strategies whose operator costs are known."""
-    layers = schedule_layers(costs, max_nodes=MAX_NODES, threads=threads, cache=cache)
-    return _of_layers(sizes, costs, rate, layers.makespan_s, layers.proven, hosted)
-
-
-def _of_layers(
-    sizes: Sequence[StrategySizes],
-    costs: Costs,
-    rate: Array,
-    seconds: Array,
-    proven: Array,
-    hosted: bool = True,
-) -> list[KindTimes]:
-    """Build the times of strategies from the seconds of their layers' graphs, (graphs, chips)."""
-    places, found = layer_places(tuple(sizes)), dict[int, KindTimes]()
-    alike: dict[tuple[str, ...], list[int]] = {}
-    for number, s in enumerate(sizes):
-        alike.setdefault(s.variants, []).append(number)
-    for numbers in alike.values():
-        some = [sizes[number] for number in numbers]
-        parts = FixedParts.of_alike(some, costs, rate, places, hosted)
-        graphs = np.array([[places[id(layer)] for layer in s.graph.layers] for s in some])
-        passes = np.stack([graphs, graphs + 1], axis=2)  # (strategies, kinds, passes)
-        by_row = [
-            np.moveaxis(values[passes], 0, 2).reshape(2 * graphs.shape[1], -1)
-            for values in (seconds, proven)
-        ]
-        times = parts.times(*by_row)
-        for k, number in enumerate(numbers):
-            found[number] = times.at(slice(k * costs.chips, (k + 1) * costs.chips))
-    return [found[number] for number in range(len(sizes))]
+    return replace(times, hbm_bytes_per_s=rates)
 
 
 def _no_longer(times: KindTimes, before: KindTimes) -> KindTimes:
@@ -730,49 +757,34 @@ def _no_longer(times: KindTimes, before: KindTimes) -> KindTimes:
     return replace(times, **least, weight_grad_s=np.minimum(times.weight_grad_s, least["plain_s"]))
 
 
-def free_times(
-    sizes: Sequence[StrategySizes],
-    costs: Costs,
-    rate: Array,
-    base: Sequence[KindTimes],
-    threads: int = 1,
-) -> list[tuple[KindTimes, ...]]:
+def free_times(layers: LayerSet, base: KindTimes, threads: int = 1) -> list[KindTimes]:
     """Return times with more and more communication, and finally the host, at no cost, by level.
 
     A level that changes nothing is the same object as the level before it.
 
     Parameters
     ----------
-    sizes
-        The strategies.
-    costs
-        Costs of their graphs, one strategy after another.
-    rate
-        Bytes per second of the chips' memory.
+    layers
+        The layers of strategies, priced on chips.
     base
-        Times of the strategies at full cost.
+        Times of the strategies at full cost, a row per strategy and chip.
     threads
         Most threads to use; the answer does not depend on it.
     """
-    groups = {int(g) for graph in costs.graphs for g in np.unique(graph.ops["group"])}
-    levels: list[list[KindTimes]] = [list(base)]
-
-    def add(hosted: bool) -> None:
-        times = _scheduled(sizes, costs.without(free), rate, None, threads, hosted)
-        levels.append([_no_longer(*pair) for pair in zip(times, levels[-1], strict=True)])
-
-    free: list[str] = []
-    for more in FREE_LEVELS:
+    groups = {int(g) for graph in layers.costs.graphs for g in np.unique(graph.ops["group"])}
+    levels, free = [base], list[str]()
+    for more in (*FREE_LEVELS, ()):
         free += more
-        if any(GROUPS.index(name) in groups for name in more):
-            add(hosted=True)
-        else:
-            levels.append(levels[-1])
-    if any(s.software.waited_for for s in sizes):
-        add(hosted=False)
-    else:
-        levels.append(levels[-1])
-    return [tuple(level[k] for level in levels[1:]) for k in range(len(sizes))]
+        hosted, last = bool(more), levels[-1]
+        changes = (
+            any(GROUPS.index(name) in groups for name in more)
+            if more
+            else any(s.software.waited_for for s in layers.sizes)
+        )
+        if changes:
+            last = _no_longer(layers.without(free, hosted).scheduled(None, threads), last)
+        levels.append(last)
+    return levels[1:]
 
 
 def times_on_chip(
@@ -786,9 +798,11 @@ def times_on_chip(
 
     Results are cached in this process.
     """
-    known = _known_times(cluster)
-    for some, costs, rate in priced(sizes, cluster, known, threads):
-        known.update(zip(some, _scheduled(some, costs, rate, cache, threads), strict=True))
+    known = _known_times(cluster, optimizer)
+    new = [s for s in sizes if s not in known]
+    for some, layers in priced(new, cluster, optimizer, threads):
+        rows = layers.only(some).scheduled(cache, threads)
+        known.update((s, rows.at(slice(k, k + 1))) for k, s in enumerate(some))
     return _joined(tuple(known[s] for s in sizes), tuple(sizes), cluster, optimizer)
 
 
@@ -815,69 +829,33 @@ def _spread(rows: Array, at: Sequence[int], count: int) -> Array:
     return spread
 
 
-_ROOTS: LruCache[tuple[object, ...], tuple[Layer, list[float], list[bool]]] = LruCache(2**13)
-"""Lower bounds of both passes of the latest layers, by identity; whether each is attained."""
-
-
-def _roots(
-    sizes: Sequence[StrategySizes], costs: Costs, cluster: Cluster, threads: int
-) -> tuple[Array, Array]:
-    """Bound the layers of strategies from below by the roots of their branch-and-bound trees.
-
-    Returns
-    -------
-    tuple
-        Lower bounds in seconds, and whether a schedule attains them, shape (graphs, 1).
-    """
-    first, places = sizes[0], layer_places(tuple(sizes))
-    layers = {id(layer): layer for s in sizes for layer in s.graph.layers}
-    hidden = (first.strategy.expert_overlap, first.strategy.overlap_experts)
-    query = as_one(cluster, first.software, *hidden)
-    known = {key: _ROOTS.get((query, key)) for key in places}
-    if not all(known.values()):
-        roots = schedule_layers(costs, max_nodes=1, threads=threads)
-        bounds_s, proven = roots.bound_s[:, 0].tolist(), roots.proven[:, 0].tolist()
-        for key, at in places.items():
-            # The entry refers to the layer, so that its id is not reused.
-            entry = layers[key], bounds_s[at : at + 2], proven[at : at + 2]
-            known[key] = _ROOTS.put((query, key), entry)
-    entries = [entry for entry in known.values() if entry is not None]
-    bounds = [bound_s for _, both_s, _ in entries for bound_s in both_s]
-    return np.array(bounds)[:, None], np.array([one for *_, both in entries for one in both])[
-        :, None
-    ]
+def bounds_on_chip(
+    sizes: Sequence[StrategySizes], cluster: Cluster, optimizer: Optimizer | None, threads: int
+) -> KindTimes:
+    """Bound the layers of strategies on a cluster's chip from below, one row each."""
+    place = {s: k for k, s in enumerate(sizes)}
+    parts, places = list[KindTimes](), list[int]()
+    for some, layers in priced(sizes, cluster, optimizer, threads):
+        parts.append(layers.bounds(some, threads))
+        places += [place[s] for s in some]
+    return KindTimes.concatenated(parts).at(np.argsort(places))
 
 
 @lru_cache(maxsize=16)
-def least_work_s(sizes: tuple[StrategySizes, ...], cluster: Cluster, threads: int = 1) -> Array:
+def least_work_s(
+    sizes: tuple[StrategySizes, ...],
+    cluster: Cluster,
+    optimizer: Optimizer | None = None,
+    threads: int = 1,
+) -> Array:
     """Bound the seconds of a micro-batch through all layers, both passes, from below by strategy.
 
-    The bounds are those of `LazyTimes`, but computed without the figures that only plans need. The
-    latest are cached.
+    The bounds are those of `LazyTimes`. The latest are cached.
     """
-    found: dict[StrategySizes, float] = {}
-    for some, costs, _ in priced(sizes, cluster, found, threads):
-        bounds_s = _roots(some, costs, cluster, threads)[0][:, 0]
-        software, places = some[0].software, layer_places(tuple(some))
-        graphs = [[places[id(layer)] for layer in s.graph.layers] for s in some]
-        passes = np.array(graphs)[:, :, None] + np.arange(2)  # (strategies, kinds, passes)
-        least_s = bounds_s[passes]
-        if software.waited_for:
-            least_s = np.maximum(least_s, [_launches_s(s) for s in some])
-            least_s += [
-                [expert_wait_s(s.graph, k.kind, software) for k in s.graph.layers] for s in some
-            ]
-        counts = np.array([[layer.count for layer in s.graph.layers] for s in some])
-        totals = np.add.accumulate(counts * (least_s[:, :, 0] + least_s[:, :, 1]), axis=1)[:, -1]
-        found.update(zip(some, totals.tolist(), strict=True))
-    return np.array([found[s] for s in sizes])
-
-
-def _launches_s(sizes: StrategySizes) -> list[tuple[float, float]]:
-    """Return the seconds in which the host launches both passes of each kind of layer."""
-    own = [(layer.forward.products, layer.backward.products) for layer in sizes.graph.layers]
-    software = sizes.software
-    return [(host_s(software, f), host_s(software, f[:0], b)) for f, b in own]
+    rows = bounds_on_chip(sizes, cluster, optimizer, threads)
+    counts = np.array([[layer.count for layer in s.graph.layers] for s in sizes])
+    least_s: Array = np.add.accumulate(counts * (rows.forward_s + rows.plain_s), axis=1)[:, -1]
+    return least_s
 
 
 class LazyTimes:
@@ -905,18 +883,15 @@ class LazyTimes:
         threads: int = 1,
     ) -> None:
         self.sizes, self._on = sizes, (cluster, optimizer, cache, threads)
-        known = _known_bounds(cluster)
-        for some, costs, rate in priced([sizes[s] for s in used], cluster, known, threads):
-            rows = _of_layers(some, costs, rate, *_roots(some, costs, cluster, threads))
-            known.update(zip(some, rows, strict=True))
-        bounds = KindTimes.concatenated([known[sizes[s]] for s in used])
-        bounds = _streaming([sizes[s] for s in used], bounds, cluster, optimizer, bounds=True)
+        own = [sizes[s] for s in used]
+        bounds = bounds_on_chip(own, cluster, optimizer, threads)
+        bounds = _streaming(own, bounds, cluster, optimizer, bounds=True)
         self.rows = KindTimes(
             *(_spread(getattr(bounds, f.name), used, len(sizes)) for f in fields(bounds))
         )
         """One row per strategy; where not `exact`, no time is longer than that of the schedule."""
         self.exact = self.rows.proven.copy()
-        timed = _known_times(cluster)
+        timed = _known_times(cluster, optimizer)
         self.schedule(s for s in used if sizes[s] in timed)
 
     def schedule(self, strategies: Iterable[int]) -> bool:
@@ -943,10 +918,14 @@ def free_times_on_chip(
 ) -> tuple[KindTimes, ...]:
     """Return times of strategies on a cluster's chip by level of `free_times`, one row each."""
     times_on_chip(sizes, cluster, optimizer, threads=threads)
-    known, timed = _known_free_times(cluster), _known_times(cluster)
-    for some, costs, rate in priced(sizes, cluster, known, threads):
-        base = [timed[s] for s in some]
-        known.update(zip(some, free_times(some, costs, rate, base, threads), strict=True))
+    known, timed = _known_free_times(cluster, optimizer), _known_times(cluster, optimizer)
+    new = [s for s in sizes if s not in known]
+    for some, layers in priced(new, cluster, optimizer, threads):
+        base = KindTimes.concatenated([timed[s] for s in some])
+        every = free_times(layers.only(some), base, threads)
+        for k, s in enumerate(some):
+            row = {id(level): level.at(slice(k, k + 1)) for level in every}
+            known[s] = tuple(row[id(level)] for level in every)
     rows, full = [known[s] for s in sizes], tuple(timed[s] for s in sizes)
     levels: list[KindTimes] = []
     for n in range(len(FREE_LEVELS) + 1):

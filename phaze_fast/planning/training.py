@@ -125,21 +125,25 @@ def recompute_code(text: str, variant_of: Mapping[str, int]) -> int:
     return variant_of[rest] + _core.MAX_VARIANTS * (variant_of[more] + _core.MAX_VARIANTS * count)
 
 
-def block_mode(code: int, number: int, variants: Sequence[str]) -> str:
-    """Decode the mode of block `number`, counted from 1, of each chunk of a stage."""
+def stage_modes(code: int, variants: Sequence[str]) -> tuple[str, str, int]:
+    """Decode the mode of the first blocks of each chunk of a stage, of the rest, and how many."""
     code, rest = divmod(code, _core.MAX_VARIANTS)
     count, more = divmod(code, _core.MAX_VARIANTS)
-    return variants[more] if number <= count else variants[rest]
+    return variants[more], variants[rest], count
+
+
+def block_mode(code: int, number: int, variants: Sequence[str]) -> str:
+    """Decode the mode of block `number`, counted from 1, of each chunk of a stage."""
+    more, rest, count = stage_modes(code, variants)
+    return more if number <= count else rest
 
 
 def recompute_text(code: int, variants: Sequence[str]) -> str:
     """Decode the kernel's number for the recomputation of a stage into text."""
-    code, rest = divmod(code, _core.MAX_VARIANTS)
-    count, more = divmod(code, _core.MAX_VARIANTS)
+    more, rest, count = stage_modes(code, variants)
     if count == 0:
-        return variants[rest]
-    others = "" if variants[rest] == "none" else f"/{variants[rest]}"
-    return f"{variants[more]}:{count}{others}"
+        return rest
+    return f"{more}:{count}{'' if rest == 'none' else f'/{rest}'}"
 
 
 # ---- the step ----

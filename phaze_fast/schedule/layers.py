@@ -179,17 +179,13 @@ def _scheduled(
     """Schedule one graph on every chip: sequentially, from the cache, or by branch and bound."""
     layer, one, every, cores = problem
     chips, ops = every.shape
-    if not ops:
-        nothing = np.zeros(chips)
-        counts = np.zeros(chips, dtype=np.int64)
-        empty = np.zeros((chips, 0), dtype=np.int32)
-        return _Solved(nothing, nothing, counts, counts, np.zeros((chips, 0)), empty)
-    if layer.in_order:  # operators run one after another, each on all cores
+    if layer.in_order or not ops:  # operators run one after another, each on all cores
         ends = np.cumsum(every, axis=1)
+        makespan = ends[:, -1] if ops else np.zeros(chips)
         proved = np.full(chips, _core.PROVED_BY.index("list-schedule"), dtype=np.int32)
         modes = np.ones(every.shape, dtype=np.int32)  # mode 1: all cores
         nodes = np.zeros(chips, dtype=np.int64)
-        return _Solved(ends[:, -1], ends[:, -1], proved, nodes, ends - every, modes)
+        return _Solved(makespan, makespan, proved, nodes, ends - every, modes)
     if cache is not None and enough_s is None:
         return _looked_up(problem, limits, cache)
     enough = None if enough_s is None else np.ascontiguousarray(enough_s)

@@ -9,9 +9,9 @@ from search_cases import few_groups
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.explore import per_chip, problems_of
-from phaze_fast.explore.bounds import _layer_graphs, _LayerCosts
+from phaze_fast.explore.bounds import layer_graphs
 from phaze_fast.explore.per_chip import _all_best_plans
-from phaze_fast.planning.times import MAX_NODES
+from phaze_fast.planning.times import MAX_NODES, LayerCosts
 
 MODEL = pf.models.load("gpt2-small").replace(layers=3)
 CLUSTER = pf.Cluster(devices=4, fabric="tpuv4-pod")
@@ -108,7 +108,7 @@ def arrays_of(groups):
     (problem,) = problems_of([MODEL], groups, CLUSTER, STEP)
     chips, sizes = problem.price(0, groups.records), problem.evaluators[0].sizes[0]
     zeros = np.zeros((2, len(groups), len(sizes.graph.layers)))
-    return _layer_graphs(sizes), _LayerCosts.of(chips.costs, chips.hbm_bytes_per_s, *zeros), problem
+    return layer_graphs(sizes), LayerCosts.of(chips.costs, chips.hbm_bytes_per_s, *zeros), problem
 
 
 @pytest.mark.parametrize(

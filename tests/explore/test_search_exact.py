@@ -25,14 +25,14 @@ from phaze_fast.explore import (
     problems_of,
 )
 from phaze_fast.explore.best_first import BestFirstSearch, LimitedSearch
-from phaze_fast.explore.bounds import STEPS, _LayerCosts, _LayerGraphs
+from phaze_fast.explore.bounds import STEPS
 from phaze_fast.explore.candidates import CandidateTable
 from phaze_fast.explore.objectives import _fewest_devices
 from phaze_fast.hardware import FlatFabric, chip_records, energy_table_of, presets
 from phaze_fast.hardware.package import Prices
 from phaze_fast.opgraph import OpGraph
 from phaze_fast.planning import Placed, PlanEvaluator
-from phaze_fast.planning.times import MAX_NODES, KindTimes
+from phaze_fast.planning.times import MAX_NODES, KindTimes, LayerCosts, LayerGraphs
 from phaze_fast.runs.executors import Workers
 from phaze_fast.schedule.layers import _Limits, _Problem, _scheduled, graph_arrays
 from phaze_fast.software import software_names
@@ -60,7 +60,7 @@ def mapped_bound_s(graph, one_s, all_s, cores):
     chips, ops = one_s.shape
     types, starts, ends = graph_arrays(graph)
     zeros = np.zeros(ops, dtype=np.uint8)
-    graphs = _LayerGraphs(
+    graphs = LayerGraphs(
         kinds=1, variants=1, op_ptr=np.array([0, ops, ops]), types=types,
         most_at_once=graph.most_at_once,
         edge_ptr=np.array([0, len(ends), len(ends)]), edge_from=starts, edge_to=ends,
@@ -69,7 +69,7 @@ def mapped_bound_s(graph, one_s, all_s, cores):
     )  # fmt: skip
     rows, columns = np.arange(chips), np.arange(ops)
     table = CostTable(all_s, one_s, all_s, 0.0 * all_s, rows, columns)
-    priced = _LayerCosts(
+    priced = LayerCosts(
         (table,), zeros.astype(np.int32), columns, np.zeros(ops), np.tile(cores, chips),
         *np.ones((3, chips)), *np.zeros((2, chips)),
     )  # fmt: skip

@@ -107,18 +107,3 @@ def test_every_impossible_layout_is_counted_once_by_reason():
 def test_malformed_widths_are_refused():
     with pytest.raises(InvalidInputError, match="widths"):
         grid_of(drawn(0) | {"widths": [1, 0, 1, 1, 1]})
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_sums_of_sets_add_one_operator_after_another(seed):
-    rng = np.random.default_rng(seed)
-    values, sets = rng.random((4, 9)), rng.random((3, 9)) < 0.5
-    sums = _core.sums_of_sets(values.reshape(-1), sets.reshape(-1).view(np.uint8), 4)
-    for row, own in zip(values, sums.reshape(4, 3), strict=True):
-        for chosen, total in zip(sets, own, strict=True):
-            expected = 0.0
-            for value in row[chosen].tolist():
-                expected += value
-            assert total == expected
-    with pytest.raises(InvalidInputError, match="rows"):
-        _core.sums_of_sets(values.reshape(-1), sets.reshape(-1).view(np.uint8), 5)

@@ -9,6 +9,7 @@ from case_counts import some_or_many
 from oracle_cases import random_cases
 from reference.plan_layers import Layers, Network, rank_numbers
 
+import phaze_fast as pf
 from phaze_fast import models
 from phaze_fast.explore import scaled_cluster, tier_names
 from phaze_fast.hardware import Cluster, FlatFabric, Host, TieredFabric, chip_records, presets
@@ -281,6 +282,13 @@ def test_layouts_within_a_time_are_those_whose_work_takes_no_longer():
         assert some.layouts_left_out == allowed.sum() - len(kept)
         for column in ("pp", "dp", "zero", "schedule", "micro_batches", "shard"):
             assert some.layouts[column].tolist() == kept[column].tolist()
+
+
+def test_weights_on_chip_are_among_the_forms_of_strategies_that_are_built_together():
+    small = models.load("gpt2-small").replace(layers=2)
+    cluster = Cluster(devices=8, fabric="dgx-h100", chip="h100")
+    found = pf.plan(small, cluster, Training(global_batch=16, fusion="full+any", tp=(1, 2)))
+    assert found.status == "optimal"
 
 
 def test_the_host_is_ahead_by_what_backward_passes_last_beyond_their_launches():

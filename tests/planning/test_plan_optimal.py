@@ -28,7 +28,7 @@ import phaze_fast as pf
 from phaze_fast.hardware import Cluster, FlatFabric
 from phaze_fast.models import TransformerModel
 from phaze_fast.planning import Training, plan, planner, predict
-from phaze_fast.planning.times import _known_bounds, _known_times, least_work_s
+from phaze_fast.planning.times import _known_times, _latest_layers, least_work_s
 from phaze_fast.planning.training import modes_in
 
 HUGE = 1e300
@@ -476,7 +476,7 @@ def test_plans_do_not_depend_on_how_many_layouts_come_first(seed, monkeypatch):
         monkeypatch.setattr(planner, "_FIRST_WAVES", waves)
         planner._evaluator.cache_clear()
         _known_times.cache_clear()
-        _known_bounds.cache_clear()
+        _latest_layers.cache_clear()
         answers.append(plan(model, cluster, training, top=3, threads=1))
     planner._evaluator.cache_clear()
     assert answers[0].plans == answers[1].plans == answers[2].plans

@@ -11,9 +11,19 @@ from phaze_fast.memory import optimizer
 from phaze_fast.models import load
 from phaze_fast.opgraph import Strategy, layer_graph
 from phaze_fast.planning import Training, plan
-from phaze_fast.planning.sizes import strategy_sizes, training_record
-from phaze_fast.planning.times import KindTimes, host_s, optimizer_bytes_per_s
-from phaze_fast.software import load_precision
+from phaze_fast.planning.sizes import BOUNDARY_KINDS, strategy_sizes, training_record
+from phaze_fast.planning.times import (
+    MAX_NODES,
+    KindTimes,
+    _latest_layers,
+    expert_wait_s,
+    host_s,
+    layers_of,
+    optimizer_bytes_per_s,
+    priced,
+)
+from phaze_fast.schedule import schedule_layers
+from phaze_fast.software import load_precision, load_software
 
 
 def test_a_pass_waits_for_the_host():
@@ -26,6 +36,76 @@ def test_a_pass_waits_for_the_host():
     called = software.replace(product_host_s=3e-6, gradient_host_s=7e-6)
     assert host_s(called, seven) == pytest.approx(14e-6 + 12e-6)
     assert host_s(called, three, seven) == pytest.approx(25e-6 + 3e-6 + 28e-6)
+
+
+def layer_times(own, layer, operators, makespan_s):
+    """Figures of a layer from those of its operators, seconds and joules of both passes."""
+    software, (again, late) = own.software, (layer.forward, layer.backward)
+    waits = expert_wait_s(own.graph, layer.kind, software)
+    forward_s, plain_s = makespan_s
+    host = host_s(software, again.products[:0], late.products)
+    ready_s = max(plain_s, host) + waits[1]
+    (_, forward_j), (seconds, joules) = operators
+    weights_s = sum(s for s, n in zip(seconds, late.names, strict=True) if n.endswith("-w"))
+    total_s = sum(seconds)
+    found = {
+        "forward_s": max(forward_s, host_s(software, again.products)) + waits[0],
+        "plain_s": ready_s,
+        "weight_grad_s": ready_s * (weights_s / total_s if total_s else 0.0),
+        "ahead_s": max(plain_s - host, 0.0),
+        "forward_j": sum(forward_j),
+    }
+    backward_s, backward_j = [], []
+    for mode in own.variants:
+        names = again.recomputed(mode) if layer.kind not in BOUNDARY_KINDS else ()
+        mine = np.array([name in names for name in again.names])
+        more_s, more_j = (sum(np.array(each)[mine].tolist()) for each in operators[0])
+        launch_s = host_s(software, again.products[mine], late.products)
+        backward_s.append(max(plain_s + (forward_s if mine.all() else more_s), launch_s) + waits[1])
+        backward_j.append(sum(joules) + more_j)
+    return found | {"backward_s": backward_s, "backward_j": backward_j}
+
+
+@pytest.mark.parametrize("software", ["megatron-core", "fsdp-torchtitan"])
+def test_times_of_layers_follow_from_those_of_their_operators(software):
+    """To the last bit, for all strategies in one call: the order of sums is part of the rule."""
+    profile = load_software(software).replace(expert_launch_s=1e-4, recompute_host_s=3e-5)
+    model, modes = load("mixtral-8x7b").replace(layers=2), ("none", "selective", "norms", "full")
+    cluster = Cluster(devices=8, fabric="dgx-h100", chip="h100")
+    widths = [Strategy(tp=tp, ep=ep, cp=cp) for tp in (1, 2) for ep in (1, 4) for cp in (1, 2)]
+    every = [strategy_sizes(model, strategy, modes, profile) for strategy in widths]
+    ((some, layers),) = priced(every, cluster)
+    assert some == every
+    rows, costs = layers.scheduled(None, 1), layers.costs
+    makespan_s = schedule_layers(costs, max_nodes=MAX_NODES).makespan_s[:, 0].tolist()
+    place = {key: 2 * number for number, key in enumerate(layers_of(every))}
+    for s, own in enumerate(every):
+        for k, layer in enumerate(own.graph.layers):
+            graphs = range(place[id(layer)], place[id(layer)] + 2)
+            operators = [
+                (costs.time_s(g)[0].tolist(), costs.dynamic_j(g)[0].tolist()) for g in graphs
+            ]
+            expected = layer_times(own, layer, operators, [makespan_s[g] for g in graphs])
+            for name, value in expected.items():
+                assert getattr(rows, name)[s, ..., k].tolist() == value, (name, layer.kind)
+
+
+def test_bounds_of_layers_are_the_roots_of_their_trees_for_any_number_of_threads():
+    model, cluster = load("mixtral-8x7b").replace(layers=2), Cluster(devices=8, fabric="dgx-h100")
+    widths = [Strategy(tp=tp, ep=ep) for tp in (1, 2, 4) for ep in (1, 2)]
+    every = [strategy_sizes(model, strategy, ("none", "full")) for strategy in widths]
+    found = []
+    for threads in (1, 3):
+        _latest_layers.cache_clear()
+        ((_, layers),) = priced(every, cluster.replace(chip="h100"))
+        found.append(layers.bounds(every, threads))
+        few = layers.bounds(every[3:5], threads)
+        assert few.backward_s.tolist() == found[-1].backward_s[3:5].tolist()
+    roots = schedule_layers(layers.costs, max_nodes=1)
+    found.append(layers.timed(roots.bound_s, roots.proven))
+    for name in ("forward_s", "plain_s", "backward_s", "proven"):
+        values = [getattr(rows, name).tolist() for rows in found]
+        assert values[0] == values[1] == values[2]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ struct LayerGraphs {
   std::int32_t variants;
   std::span<const std::int64_t> op_ptr;
   std::span<const std::uint8_t> types;      // by operator: bit r is set if it needs resource r
-  std::span<const double> most_at_once;     // operators that may run while it does, and itself
+  std::span<const double> most_at_once;     // operators that may run while it does, and itself, or
+                                            // more; only `map` reads it
   std::span<const std::int64_t> edge_ptr;   // by graph
   std::span<const std::int32_t> edge_from;  // positions in the graph, by rising start
   std::span<const std::int32_t> edge_to;
@@ -117,8 +118,15 @@ class LayersOnChips {
   // Fills in the joules of a row of that chip, which its times do not depend on.
   void add_joules(std::size_t chip, TimesRow* out) const;
 
-  // Lower bounds by the roots of the graphs' branch-and-bound trees, which are stored. Two threads
-  // may not ask for one chip at a time.
+  // The times of the layers on that chip if their graphs take `makespan_s`.
+  void time(std::size_t chip, std::span<const double> makespan_s, TimesRow* times) const;
+
+  // The roots of the graphs' branch-and-bound trees: lower bounds, and whether a schedule attains
+  // each. They are stored: two threads may not ask for one chip at a time.
+  Status roots(std::size_t chip, int threads, std::span<double> bound_s,
+               std::span<std::uint8_t> proven) const;
+
+  // Lower bounds by these roots.
   Status bound(std::size_t chip, TimesRow* least) const;
 
   // Raises lower bounds, to prove that the step takes longer than `limit_s`: returns a lower bound
@@ -150,7 +158,7 @@ class LayersOnChips {
   double least_makespan_s(std::size_t chip, const Priced& priced, std::size_t graph) const;
   Status solve(std::size_t chip, const Priced& priced, std::size_t graph,
                const SearchLimits& limits, LayerSolution* solution) const;
-  Status find_root(std::size_t chip, const Priced& priced) const;
+  Status find_root(std::size_t chip, const Priced& priced, int threads = 1) const;
   std::span<Root> root_of(std::size_t chip) const noexcept {
     return {roots_.get() + chip * graphs(), graphs()};
   }

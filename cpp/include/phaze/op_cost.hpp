@@ -167,10 +167,5 @@ void energy_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& ba
                         std::span<const EnergyTable> energy, std::span<const double> count,
                         std::span<double> out, int threads);
 
-// sums[r * sets + s]: sum of the values of row r of the operators in set s, added one after
-// another; values[r * ops + o] is of operator o, and in_set[s * ops + o] whether it is in set s. So
-// a row's sums do not depend on other rows. The sizes must agree.
-void sums_of_sets(std::span<const double> values, std::span<const std::uint8_t> in_set,
-                  std::size_t ops, std::span<double> sums);
 
 }  // namespace phaze

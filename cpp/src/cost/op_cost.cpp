@@ -166,25 +166,4 @@ void energy_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& ba
       [&](std::size_t c, std::size_t, Status) { out[c] = kNan; });
 }
 
-void sums_of_sets(std::span<const double> values, std::span<const std::uint8_t> in_set,
-                  std::size_t ops, std::span<double> sums) {
-  if (ops == 0) {
-    std::fill(sums.begin(), sums.end(), 0.0);
-    return;
-  }
-  const std::size_t rows = values.size() / ops, sets = in_set.size() / ops;
-  std::vector<std::size_t> members;
-  for (std::size_t s = 0; s < sets; ++s) {
-    members.clear();
-    for (std::size_t o = 0; o < ops; ++o) {
-      if (in_set[s * ops + o] != 0) members.push_back(o);
-    }
-    for (std::size_t r = 0; r < rows; ++r) {
-      double sum = 0.0;
-      for (const std::size_t o : members) sum += values[r * ops + o];
-      sums[r * sets + s] = sum;
-    }
-  }
-}
-
 }  // namespace phaze

@@ -5,6 +5,7 @@
 
 #include "base/numbers.hpp"
 #include "phaze/layer_batch.hpp"
+#include "phaze/parallel.hpp"
 
 namespace phaze {
 namespace {
@@ -267,17 +268,42 @@ Status LayersOnChips::solve(std::size_t chip, const Priced& priced, std::size_t 
   return solve_on_chip(given, 0, limits, solution);
 }
 
-Status LayersOnChips::find_root(std::size_t chip, const Priced& priced) const {
+Status LayersOnChips::find_root(std::size_t chip, const Priced& priced, int threads) const {
   if (rooted_[chip] != 0) return Status::kOk;
   const SearchLimits limits{1, kInfinite, nullptr, nullptr};
-  LayerSolution solution;
-  for (std::size_t g = 0; g < graphs(); ++g) {
-    const Status status = solve(chip, priced, g, limits, &solution);
+  std::vector<Status> statuses(graphs(), Status::kOk);
+  parallel_for(graphs(), threads, 8, [&](std::size_t begin, std::size_t end) {
+    LayerSolution solution;
+    for (std::size_t g = begin; g < end; ++g) {
+      statuses[g] = solve(chip, priced, g, limits, &solution);
+      root_of(chip)[g] = {solution.makespan_s, solution.bound_s,
+                          solution.proved_by != ProvedBy::kNothing};
+    }
+  });
+  for (const Status status : statuses) {
     if (status != Status::kOk) return status;
-    root_of(chip)[g] = {solution.makespan_s, solution.bound_s,
-                        solution.proved_by != ProvedBy::kNothing};
   }
   rooted_[chip] = 1;
+  return Status::kOk;
+}
+
+void LayersOnChips::time(std::size_t chip, std::span<const double> makespan_s,
+                         TimesRow* times) const {
+  Priced priced(graphs_.types.size(), at(graphs_.kinds), at(graphs_.variants));
+  price(chip, &priced);
+  combine(chip, priced, makespan_s, times);
+}
+
+Status LayersOnChips::roots(std::size_t chip, int threads, std::span<double> bound_s,
+                            std::span<std::uint8_t> proven) const {
+  Priced priced(graphs_.types.size(), at(graphs_.kinds), at(graphs_.variants));
+  price(chip, &priced);
+  const Status status = find_root(chip, priced, threads);
+  if (status != Status::kOk) return status;
+  for (std::size_t g = 0; g < graphs(); ++g) {
+    bound_s[g] = root_of(chip)[g].bound_s;
+    proven[g] = root_of(chip)[g].proven;
+  }
   return Status::kOk;
 }
 

@@ -94,10 +94,10 @@ class StagePacker {
   }
 
   // The first layer, `stop` or later, of the longest stage that ends before position `last` and
-  // fits in some variant.
+  // fits in some variant. The last variants store least, so they come first.
   int longest_stage(int stop, int last, int stage) const noexcept {
     int first = last;
-    for (int v = 0; v < variants_ && first > stop; ++v) {
+    for (int v = variants_ - 1; v >= 0 && first > stop; --v) {
       first = std::min(first, longest_in(v, stop, last, in_flight(stage, 1)));
     }
     return first;
@@ -169,7 +169,7 @@ class StagePacker {
       least.state += least.late;  // gradients of earlier micro-batches are resident
     }
     const auto count = static_cast<double>(fewest);
-    for (int v = 0; v < variants_; ++v) {
+    for (int v = variants_ - 1; v >= 0; --v) {
       double stash = kInfinite;
       double live = kInfinite;
       for (std::size_t k = 0; k < bytes_.size(); ++k) {
