@@ -5,7 +5,6 @@
 #include <limits>
 #include <numeric>
 #include <string_view>
-#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -256,12 +255,14 @@ class PyPlanSpace {
     EstimateColumns columns(layouts.size());
     {
       const py::gil_scoped_release release;
-      PlanEstimate none{};
-      none.time_s = std::numeric_limits<double>::quiet_NaN();
-      for (std::size_t row = 0; row < layouts.size(); ++row) {
-        none.status = known[row];
-        if (layouts[row] < 0) columns.put({&row, 1}, {&none, 1});
-      }
+      parallel_for(layouts.size(), workers, 4096, [&](std::size_t row, std::size_t end) {
+        PlanEstimate none{};
+        none.time_s = std::numeric_limits<double>::quiet_NaN();
+        for (; row < end; ++row) {
+          none.status = known[row];
+          if (layouts[row] < 0) columns.put({&row, 1}, {&none, 1});
+        }
+      });
       deal_out(order_by(layouts, space_.layouts()), workers, [&](std::span<const std::size_t> own) {
         space_.estimate_even(
             own, layouts, variants, [&](std::size_t s) { return timed[s]; }, free_of, usable_bytes,
@@ -715,6 +716,16 @@ std::vector<std::int64_t> number(std::span<std::int64_t> values) {
   return first;
 }
 
+std::pair<std::int64_t, std::int64_t> limits(std::span<const std::int64_t> values) noexcept {
+  std::int64_t least = values[0];
+  std::int64_t most = values[0];
+  for (const std::int64_t value : values) {  // in less time than std::minmax_element
+    least = std::min(least, value);
+    most = std::max(most, value);
+  }
+  return {least, most};
+}
+
 // Where each distinct row of columns of whole numbers first occurs, and the number of each row; a
 // column may have one number for all rows.
 py::object distinct_rows(const py::sequence& columns) {
@@ -738,15 +749,14 @@ py::object distinct_rows(const py::sequence& columns) {
       if (own.size() != codes.size()) throw InvalidInput("columns: lengths differ");
       constexpr std::int64_t kMost = std::int64_t{1} << 31U;  // more than rows
       std::vector<std::int64_t> numbers;
-      auto [low, high] = std::minmax_element(own.begin(), own.end());
-      if (*low < 0 || *high >= kMost) {
+      auto [least, most] = limits(own);
+      if (least < 0 || most >= kMost) {
         numbers.assign(own.begin(), own.end());
-        number(numbers);
+        least = 0;
+        most = static_cast<std::int64_t>(number(numbers).size()) - 1;
         own = numbers;
-        std::tie(low, high) = std::minmax_element(own.begin(), own.end());
       }
-      const std::int64_t least = *low;
-      const std::int64_t width = *high - least + 1;
+      const std::int64_t width = most - least + 1;
       if (range > kMost) range = static_cast<std::int64_t>(number(codes).size());
       for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = codes[i] * width + own[i] - least;
       range *= width;

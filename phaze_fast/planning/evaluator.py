@@ -507,8 +507,8 @@ class PlanEvaluator:
         times
             One row per strategy.
         layouts
-            Position of each plan's layout (-1: no plan); layouts of one shape that follow each other
-            are estimated together.
+            Position of each plan's layout (-1: no plan); layouts of one shape that follow each
+            other are estimated together.
         variants
             What each plan recomputes, as `recompute_code` writes it; -1: the fastest that fits.
         limit_bytes

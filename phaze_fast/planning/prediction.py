@@ -365,7 +365,7 @@ def _strategies(
     -------
     sizes, strategy, codes
         The strategies, the position of each row's strategy (-1: none), and by strategy the code of
-        each of the `texts` (-1: the fastest that fits); the last row is for rows without a strategy.
+        each of the `texts` (-1: the fastest that fits), with a last row for rows without one.
     """
     legal = np.flatnonzero(status == 0)
     own = {name: column[legal] for name, column in rows.items()}
@@ -381,20 +381,22 @@ def _strategies(
     )
     first, which = _core.distinct_rows(columns)
     kinds = zip(*(column[first].tolist() for column in columns), strict=True)
-    known = _known_strategies(model, training)
+    known = _known_strategies(model, training.model_copy(update={"global_batch": 0}))
     sizes: list[StrategySizes] = []
     number = np.full(len(first), -1)
     codes: list[list[int]] = []
+    named = [tuple(texts[n] for n in family) for family in families]
     for k, (*fields_of, family) in enumerate(kinds):
-        key = (*fields_of, tuple(texts[n] for n in families[family]))
+        key = (*fields_of, named[family])
         if key not in known:
             known[key] = _sized(model, training, *key)
         sized = known[key]
         if sized is not None:
             number[k] = len(sizes)
             sizes.append(sized[0])
-            code_of = dict(zip(families[family], sized[1], strict=True))
-            codes.append([code_of.get(text, -1) for text in range(len(texts))])
+            codes.append([-1] * len(texts))
+            for text, code in zip(families[family], sized[1], strict=True):
+                codes[-1][text] = code
     codes.append([-1] * len(texts))
     strategy = np.full(len(status), -1)
     strategy[legal] = number[which]
@@ -402,9 +404,7 @@ def _strategies(
     return sizes, strategy, np.array(codes, dtype=np.int32)
 
 
-def _layouts(
-    rows: Mapping[str, Array], strategy: Array, global_batch: int
-) -> tuple[Array, Array]:
+def _layouts(rows: Mapping[str, Array], strategy: Array, global_batch: int) -> tuple[Array, Array]:
     """List the layouts of the rows that have a strategy, those of one shape together.
 
     Returns
@@ -454,7 +454,7 @@ def _families(texts: Sequence[str]) -> list[list[int]]:
 def _known_strategies(
     _model: Model, _training: Training
 ) -> dict[tuple[Any, ...], tuple[StrategySizes, list[int]] | None]:
-    """Return the cache of `_sized` for a problem."""
+    """Return the cache of `_sized` for a model and what all batches have in common."""
     return {}
 
 
@@ -492,8 +492,8 @@ def _sized(
 
 def _predictions(estimates: Mapping[str, Array], limit_bytes: float) -> Predictions:
     status = estimates["status"]
-    excess = np.maximum(0.0, estimates["memory_bytes"] - limit_bytes)
-    over_bytes = np.where(status == _core.PlanStatus.OVER_MEMORY, excess, 0.0)
+    excess = estimates["memory_bytes"] - limit_bytes
+    over_bytes = np.where(status == int(_core.PlanStatus.OVER_MEMORY), excess, 0.0)
     for column in (over_bytes, *estimates.values()):
         column.setflags(write=False)
     return Predictions(
