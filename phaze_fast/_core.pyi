@@ -476,27 +476,9 @@ def layouts_fit(
     training: _Array,
     memory_limits: _Array,
 ) -> _Array: ...
-def check_widths(
-    widths: Sequence[_Array], devices: int, global_batch: int, threads: int = ...
-) -> _Array: ...
-
-class LaidOut(NamedTuple):
-    layouts: _Array
-    layout: _Array
-    variant: _Array
-    rows: _Array
-
-def distinct_rows(
-    columns: Sequence[_Array], status: _Array, threads: int = ...
-) -> tuple[_Array, _Array]: ...
+def check_widths(widths: Sequence[_Array], devices: int, global_batch: int) -> _Array: ...
+def distinct_rows(columns: Sequence[_Array]) -> tuple[_Array, _Array]: ...
 def distinct_words(words: _Array) -> tuple[_Array, _Array]: ...
-def laid_out(
-    widths: Sequence[_Array],
-    strategy: _Array,
-    variant: _Array,
-    global_batch: int,
-    threads: int = ...,
-) -> LaidOut: ...
 
 class EstimatedPlan(NamedTuple):
     estimate: _Array
@@ -571,7 +553,6 @@ class PlanSpace:
         variant: _Array,
         usable_bytes: float,
         free: object,
-        place: _Array,
         status: _Array,
         threads: int,
     ) -> tuple[_Array, _Array]: ...

@@ -136,21 +136,20 @@ class EstimateColumns {
   explicit EstimateColumns(std::size_t rows)
       : rows_(rows), numbers_({kNumbers, rows}), codes_({std::size_t{3}, rows}) {}
 
-  // Writes estimate k into row row_of(k), column by column: neighbouring plans often have
+  // Writes estimate k into row rows[k], column by column: neighbouring plans often have
   // neighbouring rows. Needs no GIL.
-  template <typename RowOf>
-  void put(std::span<const PlanEstimate> found, const RowOf& row_of) {
+  void put(std::span<const std::size_t> rows, std::span<const PlanEstimate> found) {
     for (std::size_t c = 0; c < kNumbers; ++c) {
       const char* from = reinterpret_cast<const char*>(found.data()) + c * sizeof(double);
-      for (std::size_t k = 0; k < found.size(); ++k, from += sizeof(PlanEstimate)) {
-        std::memcpy(&number_[c * rows_ + row_of(k)], from, sizeof(double));
+      double* const column = &number_[c * rows_];
+      for (std::size_t k = 0; k < rows.size(); ++k, from += sizeof(PlanEstimate)) {
+        std::memcpy(&column[rows[k]], from, sizeof(double));
       }
     }
-    for (std::size_t k = 0; k < found.size(); ++k) {
-      const std::size_t row = row_of(k);
-      code_[row] = found[k].fullest;
-      code_[rows_ + row] = found[k].status;
-      code_[2 * rows_ + row] = found[k].instant;
+    for (std::size_t k = 0; k < rows.size(); ++k) {
+      code_[rows[k]] = found[k].fullest;
+      code_[rows_ + rows[k]] = found[k].status;
+      code_[2 * rows_ + rows[k]] = found[k].instant;
     }
   }
 
@@ -167,18 +166,34 @@ class EstimateColumns {
   std::span<std::int32_t> code_ = writable(codes_);
 };
 
-// Calls one(numbers) for disjoint lists of the numbers below `count`. Plans take unequal times, so
-// each thread takes every so many blocks of them.
+// The positions of numbers below `count`, by number; equal ones in their order, negative ones left
+// out.
+std::vector<std::size_t> order_by(std::span<const std::int64_t> numbers, std::size_t count) {
+  std::vector<std::size_t> next(count + 1, 0);
+  for (const std::int64_t own : numbers) {
+    if (own >= 0) ++next[static_cast<std::size_t>(own) + 1];
+  }
+  std::partial_sum(next.begin(), next.end(), next.begin());
+  std::vector<std::size_t> order(next.back());
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    if (numbers[i] >= 0) order[next[static_cast<std::size_t>(numbers[i])]++] = i;
+  }
+  return order;
+}
+
+// Calls one(some) for disjoint parts of `rows`. Plans take unequal times, so each thread takes
+// every so many blocks of them.
 template <typename One>
-void deal_out(std::size_t count, int threads, const One& one) {
+void deal_out(std::span<const std::size_t> rows, int threads, const One& one) {
   constexpr std::size_t kBlock = 768;
   const auto at_most = static_cast<std::size_t>(std::max(threads, 1));
-  const std::size_t ways = std::clamp<std::size_t>(count / kBlock, 1, at_most);
+  const std::size_t ways = std::clamp<std::size_t>(rows.size() / kBlock, 1, at_most);
   parallel_for(ways, threads, 1, [&](std::size_t begin, std::size_t end) {
     for (std::size_t way = begin; way < end; ++way) {
       std::vector<std::size_t> own;
-      for (std::size_t first = way * kBlock; first < count; first += ways * kBlock) {
-        for (std::size_t k = first; k < std::min(first + kBlock, count); ++k) own.push_back(k);
+      for (std::size_t first = way * kBlock; first < rows.size(); first += ways * kBlock) {
+        const auto block = rows.subspan(first, std::min(kBlock, rows.size() - first));
+        own.insert(own.end(), block.begin(), block.end());
       }
       one(own);
     }
@@ -219,11 +234,10 @@ class PyPlanSpace {
   std::size_t layouts() const { return space_.layouts(); }
 
   // Estimates of even partitions: the fields of PlanEstimate as columns, numbers and codes apart.
-  // Plan k has layout[k] and row place[k]; rows without an estimate have their `status`, and NaN as
-  // time.
+  // Rows without a layout (-1) keep their `status`, and have NaN as time.
   py::object estimate_even(const py::object& times, const py::object& layout,
                            const py::object& variant, double usable_bytes, const py::object& free,
-                           const py::object& place, const py::object& status, int threads) const {
+                           const py::object& status, int threads) const {
     const TimesView timed = by_strategy(times);
     const std::vector<TimesView> freed = levels(free, space_.strategies());
     std::vector<PlanSpace::TimesOf> free_of;
@@ -231,43 +245,29 @@ class PyPlanSpace {
       free_of.push_back([&level](std::size_t s) { return level[s]; });
     }
     const auto layouts = view<std::int64_t>(layout, "layout");
-    const std::size_t plans = layouts.size();
-    const auto chosen = view<std::int32_t>(variant, "variant", static_cast<py::ssize_t>(plans));
-    const auto places = view<std::int64_t>(place, "place", static_cast<py::ssize_t>(plans));
-    const auto known = view<std::int32_t>(status, "status");
-    const std::size_t rows = known.size();
-    std::vector<std::uint8_t> placed(rows, 0);
-    for (const std::int64_t own : layouts) row_of(own);
-    for (const std::int64_t own : places) {
-      if (own < 0 || own >= static_cast<std::int64_t>(rows)) {
-        throw InvalidInput("place: expected positions of `status`");
-      }
-      placed[static_cast<std::size_t>(own)] = 1;
+    const auto rows = static_cast<py::ssize_t>(layouts.size());
+    const auto variants = view<std::int32_t>(variant, "variant", rows);
+    const auto known = view<std::int32_t>(status, "status", rows);
+    for (const std::int64_t own : layouts) {
+      if (own != -1) row_of(own);
     }
     const int workers = checked_threads(threads);
-    EstimateColumns columns(rows);
+    EstimateColumns columns(layouts.size());
     {
       const py::gil_scoped_release release;
-      PlanEstimate none{};
-      none.time_s = std::numeric_limits<double>::quiet_NaN();
-      for (std::size_t row = 0; row < rows; ++row) {
-        none.status = known[row];
-        if (placed[row] == 0) columns.put({&none, 1}, [&](std::size_t) { return row; });
-      }
-      deal_out(plans, workers, [&](const std::vector<std::size_t>& own) {
-        std::vector<std::int64_t> own_layouts;
-        std::vector<std::int32_t> own_variants;
-        for (const std::size_t k : own) {
-          own_layouts.push_back(layouts[k]);
-          own_variants.push_back(chosen[k]);
+      parallel_for(layouts.size(), workers, 4096, [&](std::size_t row, std::size_t end) {
+        PlanEstimate none{};
+        none.time_s = std::numeric_limits<double>::quiet_NaN();
+        for (; row < end; ++row) {
+          none.status = known[row];
+          if (layouts[row] < 0) columns.put({&row, 1}, {&none, 1});
         }
+      });
+      deal_out(order_by(layouts, space_.layouts()), workers, [&](std::span<const std::size_t> own) {
         space_.estimate_even(
-            own_layouts, own_variants, [&](std::size_t s) { return timed[s]; }, free_of,
-            usable_bytes,
-            [&](std::span<const std::size_t> numbers_of, std::span<const PlanEstimate> found) {
-              columns.put(found, [&](std::size_t k) {
-                return static_cast<std::size_t>(places[own[numbers_of[k]]]);
-              });
+            own, layouts, variants, [&](std::size_t s) { return timed[s]; }, free_of, usable_bytes,
+            [&](std::span<const std::size_t> of, std::span<const PlanEstimate> found) {
+              columns.put(of, found);
             });
       });
     }
@@ -652,168 +652,117 @@ class WidthColumns {
 
 // The first rule that each row of widths violates, as a PlanStatus.
 py::array_t<std::int32_t> statuses_of(const py::sequence& widths, std::int64_t devices,
-                                      std::int64_t global_batch, int threads) {
+                                      std::int64_t global_batch) {
   const WidthColumns columns(widths);
-  const int workers = checked_threads(threads);
-  py::array_t<std::int32_t> statuses(static_cast<py::ssize_t>(columns.rows()));
-  const auto filled = writable(statuses);
-  {
-    const py::gil_scoped_release release;
-    parallel_for(filled.size(), workers, 4096, [&](std::size_t begin, std::size_t end) {
-      for (std::size_t i = begin; i < end; ++i) {
-        filled[i] = static_cast<std::int32_t>(check_widths(columns[i], devices, global_batch));
-      }
-    });
-  }
-  return statuses;
+  return computed<std::int32_t>(columns.rows(), [&](std::span<std::int32_t> filled) {
+    for (std::size_t i = 0; i < filled.size(); ++i) {
+      filled[i] = static_cast<std::int32_t>(check_widths(columns[i], devices, global_batch));
+    }
+  });
 }
 
-// Numbers distinct keys, which are runs of `width` whole numbers, in the order of their arrival.
-class DistinctKeys {
+// Numbers distinct whole numbers in the order of their arrival.
+class Numbering {
  public:
-  explicit DistinctKeys(std::size_t width) : width_(width), table_(64, -1) {}
-  std::int32_t number_of(const std::int64_t* key) {
-    if (last_ >= 0 && same(key, at(last_))) return last_;
-    std::size_t slot = slot_of(key);
-    if (table_[slot] < 0) {
-      if (2 * count() >= table_.size()) {
+  std::int64_t number_of(std::int64_t value) {
+    std::size_t slot = slot_of(value);
+    if (table_[slot].number < 0) {
+      if (2 * static_cast<std::size_t>(count_) >= table_.size()) {
         grow();
-        slot = slot_of(key);
+        slot = slot_of(value);
       }
-      table_[slot] = static_cast<std::int32_t>(count());
-      keys_.insert(keys_.end(), key, key + width_);
+      table_[slot] = {value, count_++};
     }
-    return last_ = table_[slot];
+    return table_[slot].number;
   }
-  std::size_t count() const noexcept { return keys_.size() / width_; }
-  const std::int64_t* at(std::int32_t number) const noexcept {
-    return &keys_[static_cast<std::size_t>(number) * width_];
-  }
-  // The numbers of the keys in ascending order of the keys.
-  std::vector<std::int32_t> sorted() const {
-    std::vector<std::int32_t> order(count());
-    std::iota(order.begin(), order.end(), 0);
-    std::sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
-      return std::lexicographical_compare(at(a), at(a) + width_, at(b), at(b) + width_);
-    });
-    return order;
-  }
+  std::int64_t count() const noexcept { return count_; }
 
  private:
-  // The slot that has a key, or the empty one that it would have.
-  std::size_t slot_of(const std::int64_t* key) const noexcept {
-    constexpr std::uint64_t kOdd = 0x9E3779B97F4A7C15U;
-    std::uint64_t hash = 0;
-    std::uint64_t factor = kOdd;
-    for (std::size_t k = 0; k < width_; ++k, factor += 2 * kOdd) {
-      hash += (static_cast<std::uint64_t>(key[k]) + k + 1) * factor;
-    }
-    hash = (hash ^ (hash >> 32U)) * kOdd;
-    hash ^= hash >> 29U;
+  struct Slot {
+    std::int64_t value, number;  // -1: empty
+  };
+  // The slot that has a value, or the empty one that it would have.
+  std::size_t slot_of(std::int64_t value) const noexcept {
+    std::uint64_t hash = static_cast<std::uint64_t>(value) * 0x9E3779B97F4A7C15U;
+    hash ^= hash >> 32U;
     const std::size_t mask = table_.size() - 1;
     std::size_t slot = hash & mask;
-    while (table_[slot] >= 0 && !same(key, at(table_[slot]))) slot = (slot + 1) & mask;
+    while (table_[slot].number >= 0 && table_[slot].value != value) slot = (slot + 1) & mask;
     return slot;
   }
   void grow() {
-    table_.assign(4 * table_.size(), -1);
-    for (std::int32_t n = 0; n < static_cast<std::int32_t>(count()); ++n) {
-      table_[slot_of(at(n))] = n;
+    std::vector<Slot> before(4 * table_.size(), Slot{0, -1});
+    before.swap(table_);
+    for (const Slot& own : before) {
+      if (own.number >= 0) table_[slot_of(own.value)] = own;
     }
   }
-  bool same(const std::int64_t* a, const std::int64_t* b) const noexcept {
-    std::int64_t differs = 0;  // keys are short: a loop takes less time than memcmp()
-    for (std::size_t k = 0; k < width_; ++k) differs |= a[k] ^ b[k];
-    return differs == 0;
-  }
 
-  std::size_t width_;
-  std::vector<std::int64_t> keys_;
-  std::vector<std::int32_t> table_;
-  std::int32_t last_ = -1;
+  std::vector<Slot> table_ = std::vector<Slot>(1024, Slot{0, -1});
+  std::int64_t count_ = 0;
 };
 
-std::vector<std::int32_t> places_of(const std::vector<std::int32_t>& order) {
-  std::vector<std::int32_t> places(order.size());
-  for (std::size_t k = 0; k < order.size(); ++k) {
-    places[static_cast<std::size_t>(order[k])] = static_cast<std::int32_t>(k);
-  }
-  return places;
-}
-
-// Numbers the keys of rows in the order in which they first occur; `key_of` fills the key of a row,
-// or returns false: the row has none and gets -1. Each thread numbers the keys of a range of rows;
-// then these numbers are replaced by common ones.
-template <typename KeyOf>
-DistinctKeys number_rows(std::size_t width, std::span<std::int64_t> numbers, int threads,
-                         const KeyOf& key_of) {
-  constexpr std::size_t kGrain = 4096;
-  const std::size_t ranges = std::clamp<std::size_t>(
-      numbers.size() / kGrain, 1, static_cast<std::size_t>(std::max(threads, 1)));
-  std::vector<DistinctKeys> own(ranges, DistinctKeys(width));
-  std::vector<std::vector<std::int64_t>> common(ranges);
-  const auto each = [&](std::size_t range, const auto& use) {
-    const std::size_t share = (numbers.size() + ranges - 1) / ranges;
-    const std::size_t end = std::min(numbers.size(), (range + 1) * share);
-    for (std::size_t i = range * share; i < end; ++i) use(i);
-  };
-  parallel_for(ranges, threads, 1, [&](std::size_t begin, std::size_t end) {
-    std::vector<std::int64_t> key(width);
-    for (std::size_t range = begin; range < end; ++range) {
-      each(range, [&](std::size_t i) {
-        numbers[i] = key_of(i, key.data()) ? own[range].number_of(key.data()) : -1;
-      });
-    }
-  });
-  if (ranges == 1) return std::move(own[0]);
-  DistinctKeys all(width);
-  for (std::size_t range = 0; range < ranges; ++range) {
-    for (std::size_t k = 0; k < own[range].count(); ++k) {
-      common[range].push_back(all.number_of(own[range].at(static_cast<std::int32_t>(k))));
+// Replaces values by the numbers of distinct ones; returns where each first occurs.
+std::vector<std::int64_t> number(std::span<std::int64_t> values) {
+  Numbering numbering;
+  std::vector<std::int64_t> first;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    values[i] = numbering.number_of(values[i]);
+    if (values[i] == static_cast<std::int64_t>(first.size())) {
+      first.push_back(static_cast<std::int64_t>(i));
     }
   }
-  parallel_for(ranges, threads, 1, [&](std::size_t begin, std::size_t end) {
-    for (std::size_t range = begin; range < end; ++range) {
-      each(range, [&](std::size_t i) {
-        if (numbers[i] >= 0) numbers[i] = common[range][static_cast<std::size_t>(numbers[i])];
-      });
-    }
-  });
-  return all;
+  return first;
 }
 
-// The distinct rows of columns of whole numbers, in order, and the position of each row among them;
-// rows with a status other than 0 are left out and have -1.
-py::object distinct_rows(const py::sequence& columns, const py::object& status, int threads) {
-  const auto given = view<std::int32_t>(status, "status");
-  const int workers = checked_threads(threads);
-  const auto rows = static_cast<py::ssize_t>(given.size());
+std::pair<std::int64_t, std::int64_t> limits(std::span<const std::int64_t> values) noexcept {
+  std::int64_t least = values[0];
+  std::int64_t most = values[0];
+  for (const std::int64_t value : values) {  // in less time than std::minmax_element
+    least = std::min(least, value);
+    most = std::max(most, value);
+  }
+  return {least, most};
+}
+
+// Where each distinct row of columns of whole numbers first occurs, and the number of each row; a
+// column may have one number for all rows.
+py::object distinct_rows(const py::sequence& columns) {
   std::vector<py::array_t<std::int64_t>> kept;
   std::vector<std::span<const std::int64_t>> values;
+  py::ssize_t rows = 1;
   for (const auto& column : columns) {
     kept.push_back(py::array_t<std::int64_t, py::array::c_style>::ensure(column));
-    values.push_back(view<std::int64_t>(kept.back(), "columns", rows));
+    values.push_back(view<std::int64_t>(kept.back(), "columns"));
+    if (values.back().size() != 1) rows = kept.back().size();
   }
-  const std::size_t width = values.size();
   py::array_t<std::int64_t> which(rows);
-  const auto own = writable(which);
-  const auto key_of = [&](std::size_t i, std::int64_t* key) {
-    for (std::size_t k = 0; k < width; ++k) key[k] = values[k][i];
-    return given[i] == 0;
-  };
-  const DistinctKeys keys = [&] {
+  const auto codes = writable(which);  // equal for equal rows, and below `range`
+  std::vector<std::int64_t> first;
+  {
     const py::gil_scoped_release release;
-    return number_rows(width, own, workers, key_of);
-  }();
-  const std::vector<std::int32_t> order = keys.sorted();
-  const std::vector<std::int32_t> places = places_of(order);
-  for (std::int64_t& number : own) {
-    if (number >= 0) number = places[static_cast<std::size_t>(number)];
+    std::fill(codes.begin(), codes.end(), 0);
+    std::int64_t range = 1;
+    for (std::span<const std::int64_t> own : values) {
+      if (own.size() == 1 || rows == 0) continue;
+      if (own.size() != codes.size()) throw InvalidInput("columns: lengths differ");
+      constexpr std::int64_t kMost = std::int64_t{1} << 31U;  // more than rows
+      std::vector<std::int64_t> numbers;
+      auto [least, most] = limits(own);
+      if (least < 0 || most >= kMost) {
+        numbers.assign(own.begin(), own.end());
+        least = 0;
+        most = static_cast<std::int64_t>(number(numbers).size()) - 1;
+        own = numbers;
+      }
+      const std::int64_t width = most - least + 1;
+      if (range > kMost) range = static_cast<std::int64_t>(number(codes).size());
+      for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = codes[i] * width + own[i] - least;
+      range *= width;
+    }
+    first = number(codes);
   }
-  py::array_t<std::int64_t> distinct({order.size(), width});
-  std::int64_t* next = distinct.mutable_data();
-  for (const std::int32_t number : order) next = std::copy_n(keys.at(number), width, next);
-  return py::make_tuple(distinct, which);
+  return py::make_tuple(array(first), which);
 }
 
 // Where each distinct word of an array of words first occurs, and the number of each row's word.
@@ -847,104 +796,6 @@ py::object distinct_words(const py::array& words) {
   return py::make_tuple(array(first), which);
 }
 
-// The layout of a key of laid_out(): its shape (see same_shape) comes first.
-constexpr std::size_t kShapeWidth = 5;
-constexpr std::size_t kLayoutWidth = 9;
-
-LayoutRecord layout_of_key(const std::int64_t* key) noexcept {
-  const auto code = [&](std::size_t k) { return static_cast<std::int32_t>(key[k]); };
-  return {code(0), code(3), code(1), code(2), code(5), code(6), key[7], key[4], key[8]};
-}
-
-// The shape of each layout, numbered in the order of shapes.
-std::vector<std::size_t> shapes_of(const DistinctKeys& layouts) {
-  DistinctKeys shapes(kShapeWidth);
-  std::vector<std::size_t> shape_of;
-  for (std::size_t k = 0; k < layouts.count(); ++k) {
-    const std::int64_t* key = layouts.at(static_cast<std::int32_t>(k));
-    shape_of.push_back(static_cast<std::size_t>(shapes.number_of(key)));
-  }
-  const std::vector<std::int32_t> places = places_of(shapes.sorted());
-  for (std::size_t& shape : shape_of) shape = static_cast<std::size_t>(places[shape]);
-  return shape_of;
-}
-
-// The key of a row's layout for laid_out().
-std::array<std::int64_t, kLayoutWidth> layout_key(std::int64_t strategy, const PlanWidths& w,
-                                                  std::int64_t global_batch) {
-  if (w.dp < 1 || w.micro_batch < 1) throw InvalidInput("widths: expected 1 or more");
-  const auto narrow = [](std::int64_t value) {  // no plan has a larger one
-    return std::min<std::int64_t>(value, std::numeric_limits<std::int32_t>::max());
-  };
-  return {narrow(strategy),
-          narrow(w.pp),
-          narrow(w.vpp),
-          narrow(w.schedule),
-          global_batch / (w.dp * w.micro_batch),
-          narrow(w.zero),
-          narrow(w.rank_order),
-          w.dp,
-          w.shard};
-}
-
-// The plans of the rows that have a strategy (others have -1), in an order in which plans of one
-// shape are adjacent: the distinct layouts, and the layout, variant and row of each plan.
-py::object laid_out(const py::sequence& widths, const py::object& strategy,
-                    const py::object& variant, std::int64_t global_batch, int threads) {
-  const WidthColumns columns(widths);
-  const int workers = checked_threads(threads);
-  const std::size_t rows = columns.rows();
-  const auto strategies = view<std::int64_t>(strategy, "strategy", static_cast<py::ssize_t>(rows));
-  const auto variants = view<std::int32_t>(variant, "variant", static_cast<py::ssize_t>(rows));
-  std::vector<std::int64_t> layout_of(rows);
-  const auto key_of = [&](std::size_t i, std::int64_t* key) {
-    if (strategies[i] < 0) return false;
-    const auto own = layout_key(strategies[i], columns[i], global_batch);
-    std::copy(own.begin(), own.end(), key);
-    return true;
-  };
-  const DistinctKeys keys = [&] {
-    const py::gil_scoped_release release;
-    return number_rows(kLayoutWidth, layout_of, workers, key_of);
-  }();
-  const std::vector<std::size_t> shape_of = shapes_of(keys);
-  const std::size_t shapes =
-      shape_of.empty() ? 0 : *std::max_element(shape_of.begin(), shape_of.end()) + 1;
-  // Plans and layouts by the place of their shape, those of one shape in the order of rows.
-  std::vector<std::size_t> next(shapes + 1, 0);
-  std::vector<std::size_t> next_layout(next.size(), 0);
-  for (const std::size_t shape : shape_of) ++next_layout[shape + 1];
-  for (const std::int64_t layout : layout_of) {
-    if (layout >= 0) ++next[shape_of[static_cast<std::size_t>(layout)] + 1];
-  }
-  std::partial_sum(next.begin(), next.end(), next.begin());
-  std::partial_sum(next_layout.begin(), next_layout.end(), next_layout.begin());
-  const auto plans = static_cast<py::ssize_t>(next.back());
-  py::array_t<LayoutRecord> layouts(static_cast<py::ssize_t>(keys.count()));
-  py::array_t<std::int64_t> own_layout(plans);
-  py::array_t<std::int32_t> own_variant(plans);
-  py::array_t<std::int64_t> own_row(plans);
-  const auto records = writable(layouts);
-  const auto of_layout = writable(own_layout);
-  const auto of_variant = writable(own_variant);
-  const auto of_row = writable(own_row);
-  std::vector<std::size_t> place_of;
-  for (std::size_t k = 0; k < keys.count(); ++k) {
-    place_of.push_back(next_layout[shape_of[k]]++);
-    records[place_of[k]] = layout_of_key(keys.at(static_cast<std::int32_t>(k)));
-  }
-  for (std::size_t i = 0; i < rows; ++i) {
-    if (layout_of[i] < 0) continue;
-    const auto layout = static_cast<std::size_t>(layout_of[i]);
-    const std::size_t k = next[shape_of[layout]]++;
-    of_layout[k] = static_cast<std::int64_t>(place_of[layout]);
-    of_variant[k] = variants[i];
-    of_row[k] = static_cast<std::int64_t>(i);
-  }
-  return result("LaidOut", freeze(std::move(layouts)), freeze(std::move(own_layout)),
-                freeze(std::move(own_variant)), freeze(std::move(own_row)));
-}
-
 void bind_plan_records(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(LayerKindRecord, parameters, expert_parameters, stash_bytes, live_bytes,
                        once_bytes, copy_bytes, cast_bytes, shape_bytes, boundary, layer_peaks,
@@ -972,12 +823,9 @@ void bind_plan_records(py::module_& module) {
   for (const char* name : WidthColumns::kNames) names.append(name);
   module.attr("WIDTHS") = py::tuple(names);
   module.def("check_widths", &statuses_of, py::arg("widths"), py::arg("devices"),
-             py::arg("global_batch"), py::arg("threads") = 1);
-  module.def("distinct_rows", &distinct_rows, py::arg("columns"), py::arg("status"),
-             py::arg("threads") = 1);
+             py::arg("global_batch"));
+  module.def("distinct_rows", &distinct_rows, py::arg("columns"));
   module.def("distinct_words", &distinct_words, py::arg("words"));
-  module.def("laid_out", &laid_out, py::arg("widths"), py::arg("strategy"), py::arg("variant"),
-             py::arg("global_batch"), py::arg("threads") = 1);
   module.attr("MAX_VARIANTS") = kMaxVariants;
   module.attr("PLACED_DTYPE") = py::dtype::of<PlacedRecord>();
   module.attr("LAYER_KIND_DTYPE") = py::dtype::of<LayerKindRecord>();
@@ -996,7 +844,6 @@ void bind_plan_records(py::module_& module) {
   bind_result(module, "PlacedPlans", "placed borders");
   bind_result(module, "PlansOnChips", "placed borders times joules");
   bind_result(module, "RankedPlans", "placed borders solved empty open_s");
-  bind_result(module, "LaidOut", "layouts layout variant rows");
   bind_result(module, "SolvedLayout", "bound_s placed borders");
 }
 
@@ -1015,8 +862,8 @@ void bind_plan(py::module_& module) {
            py::arg("some_blocks") = false)
       .def("__len__", &PyPlanSpace::layouts)
       .def("estimate_even", &PyPlanSpace::estimate_even, py::arg("times"), py::arg("layout"),
-           py::arg("variant"), py::arg("usable_bytes"), py::arg("free"), py::arg("place"),
-           py::arg("status"), py::arg("threads"))
+           py::arg("variant"), py::arg("usable_bytes"), py::arg("free"), py::arg("status"),
+           py::arg("threads"))
       .def("estimate", &PyPlanSpace::estimate, py::arg("times"), py::arg("layout"), py::arg("cuts"),
            py::arg("variants"), py::arg("usable_bytes"), py::arg("free") = py::tuple())
       .def("passes", &PyPlanSpace::passes, py::arg("times"), py::arg("layout"), py::arg("cuts"),

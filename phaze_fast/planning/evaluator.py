@@ -507,7 +507,7 @@ class PlanEvaluator:
         variants: Array,
         limit_bytes: float,
         free: Sequence[KindTimes] = (),
-        rows: tuple[Array, Array] | None = None,
+        status: Array | None = None,
         threads: int = 1,
     ) -> dict[str, Array]:
         """Estimate even partitions of layouts: columns by field of a plan's estimate.
@@ -517,8 +517,8 @@ class PlanEvaluator:
         times
             One row per strategy.
         layouts
-            Position of each plan's layout; plans of one shape that follow each other are estimated
-            together.
+            Position of each plan's layout (-1: no plan); layouts of one shape that follow each
+            other are estimated together.
         variants
             What each plan recomputes, as `recompute_code` writes it; -1: the fastest that fits.
         limit_bytes
@@ -526,16 +526,15 @@ class PlanEvaluator:
         free
             Times by level of `free_times`, one row per strategy; without them, the time of a step
             is not split into parts.
-        rows
-            The row of each plan in the columns, and the status of all rows, which those without a
-            plan keep; by default one row per plan.
+        status
+            Status of all rows, which those without a plan keep; by default 0.
         threads
             Most threads to use; the answer does not depend on it.
         """
-        count = len(layouts)
-        places, status = rows or (np.arange(count), np.zeros(count, dtype=np.int32))
+        if status is None:
+            status = np.zeros(len(layouts), dtype=np.int32)
         columns = self.space.estimate_even(
-            times, layouts, variants, limit_bytes, free, places, status, threads
+            times, layouts, variants, limit_bytes, free, status, threads
         )
         return dict(
             zip(ESTIMATE_COLUMNS, (column for part in columns for column in part), strict=True)

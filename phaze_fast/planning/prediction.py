@@ -290,6 +290,10 @@ def predict_batch(
     known = checked_model(model, training.software, training.seq)
     workers = thread_count(threads)
     texts, text_of = _recompute_texts(recompute)
+    families = _families(texts)
+    family_of = np.zeros(len(texts), dtype=np.int64)
+    for n, family in enumerate(families):
+        family_of[family] = n
     columns = {
         "tp": _whole("tp", tp, 1),
         "pp": _whole("pp", pp, 1),
@@ -304,39 +308,40 @@ def predict_batch(
         "etp": _whole("etp", etp, 0),
         "dispatcher": _coded("dispatcher", dispatcher, {n: k for k, n in enumerate(DISPATCHERS)}),
         "offload_optimizer": np.asarray(offload_optimizer).astype(np.int64),
-        "recompute": text_of,
+        "recompute": family_of[text_of],
         "schedule": _coded("schedule", schedule, SCHEDULE_CODES),
         "rank_order": _coded("rank_order", rank_order, {n: k for k, n in enumerate(RANK_ORDERS)}),
     }
     try:
-        rows = dict(zip(columns, np.broadcast_arrays(*columns.values()), strict=True))
+        shape = np.broadcast(*columns.values()).shape
     except ValueError:
         raise InvalidInputError("plans: expected scalars or arrays of one length") from None
-    rows = {name: np.atleast_1d(array) for name, array in rows.items()}
-    if rows["tp"].ndim != 1:
+    if len(shape) > 1:
         raise InvalidInputError("plans: expected scalars or one-dimensional arrays")
+    # What rows with equal layouts have in common is computed once.
+    given = {name: np.atleast_1d(column) for name, column in columns.items()}
+    first, which = _core.distinct_rows(list(given.values()))
+    rows = {n: c[first] if len(c) > 1 else np.repeat(c, len(first)) for n, c in given.items()}
     widths = [rows[name] for name in _core.WIDTHS]
-    status = _core.check_widths(widths, cluster.devices, training.global_batch, workers)
-    sizes, strategy, variant = _strategies(known, training, texts, rows, status, workers)
+    status = _core.check_widths(widths, cluster.devices, training.global_batch).copy()
+    sizes, strategy, codes = _strategies(known, training, texts, families, rows, status)
+    layouts, place = _layouts(rows, strategy, training.global_batch)
     limit_bytes = float(memory_of(cluster.chip).capacity_bytes) - float(training.reserved_bytes)
-    layouts, own, variants, at = _core.laid_out(
-        widths, strategy, variant, training.global_batch, workers
-    )
-    if not len(at):
+    if not len(layouts):
         nothing = (
-            np.full(len(status), np.nan),
-            *(np.zeros(len(status)),) * (len(ESTIMATE_COLUMNS) - 1),
+            np.full(len(which), np.nan),
+            *(np.zeros(len(which)),) * (len(ESTIMATE_COLUMNS) - 1),
         )
-        estimates = dict(zip(ESTIMATE_COLUMNS, nothing, strict=True)) | {"status": status}
+        estimates = dict(zip(ESTIMATE_COLUMNS, nothing, strict=True)) | {"status": status[which]}
         return _predictions(estimates, limit_bytes)
     evaluator = PlanEvaluator(known, cluster, training, [], (sizes, layouts))
     estimates = evaluator.estimate_even(
         evaluator.times(cluster, threads=workers),
-        own,
-        variants,
+        place[which],
+        codes[strategy[which], text_of],
         max(limit_bytes, 0.0),
         free_times_on_chip(sizes, cluster, evaluator.optimizer, threads=workers),
-        (at, status),
+        status[which],
         workers,
     )
     return _predictions(estimates, limit_bytes)
@@ -346,9 +351,9 @@ def _strategies(
     model: Model,
     training: Training,
     texts: Sequence[str],
+    families: Sequence[Sequence[int]],
     rows: Mapping[str, Array],
     status: Array,
-    threads: int,
 ) -> tuple[list[StrategySizes], Array, Array]:
     """Size every strategy of the legal rows; mark rows in `status` that the model does not allow.
 
@@ -358,45 +363,69 @@ def _strategies(
 
     Returns
     -------
-    sizes, strategy, variant
-        The strategies, the position of each row's strategy (-1: none), and the code of what each
-        row recomputes (-1: the fastest that fits).
+    sizes, strategy, codes
+        The strategies, the position of each row's strategy (-1: none), and by strategy the code of
+        each of the `texts` (-1: the fastest that fits), with a last row for rows without one.
     """
-    families = _families(texts)
-    family_of = np.zeros(len(texts), dtype=np.int64)
-    for n, family in enumerate(families):
-        family_of[family] = n
-    named = [tuple(texts[n] for n in family) for family in families]
-    kind = np.where(rows["cp"] > 1, rows["cp_kind"], 0)
-    etp = np.where(rows["etp"] == rows["tp"], 0, rows["etp"])
-    overlapping = _OVERLAPPING[rows["schedule"]]
+    legal = np.flatnonzero(status == 0)
+    own = {name: column[legal] for name, column in rows.items()}
+    many = own["ep"] > 1
     columns = (
-        *(rows[name] for name in ("tp", "cp", "ep", "micro_batch")),
-        kind,
-        etp,
-        (overlapping & (rows["pp"] > 1) & (rows["ep"] > 1)).astype(np.int64),
-        np.where(rows["ep"] > 1, rows["dispatcher"], 0),
-        rows["offload_optimizer"],
-        family_of[rows["recompute"]],
+        *(own[name] for name in ("tp", "cp", "ep", "micro_batch")),
+        np.where(own["cp"] > 1, own["cp_kind"], 0),
+        np.where(own["etp"] == own["tp"], 0, own["etp"]),
+        (_OVERLAPPING[own["schedule"]] & (own["pp"] > 1) & many).astype(np.int64),
+        np.where(many, own["dispatcher"], 0),
+        own["offload_optimizer"],
+        own["recompute"],
     )
-    kinds, which = _core.distinct_rows(columns, status, threads)
-    known = _known_strategies(model, training)
+    first, which = _core.distinct_rows(columns)
+    kinds = zip(*(column[first].tolist() for column in columns), strict=True)
+    known = _known_strategies(model, training.model_copy(update={"global_batch": 0}))
     sizes: list[StrategySizes] = []
-    number = [-1] * (len(kinds) + 1)  # the last: rows without a strategy
-    codes = [[-1] * len(texts) for _ in number]
-    for k, (*fields_of, own_family) in enumerate(kinds.tolist()):
-        key = (*fields_of, named[own_family])
+    number = np.full(len(first), -1)
+    codes: list[list[int]] = []
+    named = [tuple(texts[n] for n in family) for family in families]
+    for k, (*fields_of, family) in enumerate(kinds):
+        key = (*fields_of, named[family])
         if key not in known:
             known[key] = _sized(model, training, *key)
-        own = known[key]
-        if own is not None:
+        sized = known[key]
+        if sized is not None:
             number[k] = len(sizes)
-            sizes.append(own[0])
-            for text, code in zip(families[own_family], own[1], strict=True):
-                codes[k][text] = code
-    strategy = np.array(number)[which]
-    status[(status == 0) & (strategy < 0)] = _core.PlanStatus.BAD_STRATEGY
-    return sizes, strategy, np.array(codes, dtype=np.int32)[which, rows["recompute"]]
+            sizes.append(sized[0])
+            codes.append([-1] * len(texts))
+            for text, code in zip(families[family], sized[1], strict=True):
+                codes[-1][text] = code
+    codes.append([-1] * len(texts))
+    strategy = np.full(len(status), -1)
+    strategy[legal] = number[which]
+    status[legal[number[which] < 0]] = _core.PlanStatus.BAD_STRATEGY
+    return sizes, strategy, np.array(codes, dtype=np.int32)
+
+
+def _layouts(rows: Mapping[str, Array], strategy: Array, global_batch: int) -> tuple[Array, Array]:
+    """List the layouts of the rows that have a strategy, those of one shape together.
+
+    Returns
+    -------
+    layouts, place
+        The layouts by strategy, and the position of each row's layout (-1: none).
+    """
+    legal = np.flatnonzero(strategy >= 0)
+    own = {name: column[legal] for name, column in rows.items()} | {"strategy": strategy[legal]}
+    own["micro_batches"] = global_batch // (own["dp"] * own["micro_batch"])
+    own["vpp"] = np.minimum(own["vpp"], np.iinfo(np.int32).max)  # no plan has more
+    shapes, shape = _core.distinct_rows(
+        [own[name] for name in ("strategy", "pp", "vpp", "schedule", "micro_batches")]
+    )
+    order = np.argsort(own["strategy"] * len(shapes) + shape, kind="stable")
+    layouts: Array = np.empty(len(legal), dtype=_core.LAYOUT_DTYPE)
+    for name in layouts.dtype.names or ():
+        layouts[name] = own[name][order]
+    place = np.full(len(strategy), -1)
+    place[legal[order]] = np.arange(len(legal))
+    return layouts, place
 
 
 _OVERLAPPING = np.array([name in OVERLAPPING for name in SCHEDULES])
@@ -425,7 +454,7 @@ def _families(texts: Sequence[str]) -> list[list[int]]:
 def _known_strategies(
     _model: Model, _training: Training
 ) -> dict[tuple[Any, ...], tuple[StrategySizes, list[int]] | None]:
-    """Return the cache of `_sized` for a problem."""
+    """Return the cache of `_sized` for a model and what all batches have in common."""
     return {}
 
 
@@ -463,8 +492,8 @@ def _sized(
 
 def _predictions(estimates: Mapping[str, Array], limit_bytes: float) -> Predictions:
     status = estimates["status"]
-    excess = np.maximum(0.0, estimates["memory_bytes"] - limit_bytes)
-    over_bytes = np.where(status == _core.PlanStatus.OVER_MEMORY, excess, 0.0)
+    excess = estimates["memory_bytes"] - limit_bytes
+    over_bytes = np.where(status == int(_core.PlanStatus.OVER_MEMORY), excess, 0.0)
     for column in (over_bytes, *estimates.values()):
         column.setflags(write=False)
     return Predictions(

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import (
     ALL_COMPLETED,
     FIRST_COMPLETED,
@@ -253,13 +253,18 @@ class Workers:
         return isinstance(self._executor, ProcessPoolExecutor) or self._requested == "mpi"
 
     @property
-    def flying(self) -> int:
-        """Tasks to keep in flight: enough to occupy all workers, few to repeat on failure."""
+    def width(self) -> int:
+        """How many tasks run at once."""
         if isinstance(self._executor, _Inline):
             return 1
         names = ("width", "_max_workers")
         widths = [getattr(self._executor, name, None) for name in names]
-        return 2 * next((w for w in widths if isinstance(w, int)), os.cpu_count() or 1)
+        return next((w for w in widths if isinstance(w, int)), os.cpu_count() or 1)
+
+    @property
+    def flying(self) -> int:
+        """Tasks to keep in flight: enough to occupy all workers, few to repeat on failure."""
+        return self.width if isinstance(self._executor, _Inline) else 2 * self.width
 
     def submit(self, call: Callable[..., Any], *args: Any) -> Future[Any]:
         """Submit a task."""
@@ -369,8 +374,11 @@ def run_chunks(
     items: Sequence[Item],
     chunk: int,
     workers: Workers,
+    shared: Callable[[Item], Hashable] = lambda _: None,
 ) -> Iterator[tuple[list[Item], list[Result] | Lost]]:
     """Call a function on items, `chunk` at a time, and yield results as they complete.
+
+    Items of one call have an equal `shared`.
 
     `call` takes a list of items, returns as many results, and raises nothing itself. A call fails
     only if its worker dies. A failed call is submitted again, finally with one item and no other
@@ -382,8 +390,11 @@ def run_chunks(
     ...     list(run_chunks(sorted, [3, 1, 2], 2, workers))
     [([3, 1], [1, 3]), ([2], [2])]
     """
-    starts = range(0, len(items), chunk)
-    queue = _Queue(deque(_Task(list(items[at : at + chunk])) for at in starts))
+    alike: dict[Hashable, list[Item]] = {}
+    for item in items:
+        alike.setdefault(shared(item), []).append(item)
+    tasks = [own[at : at + chunk] for own in alike.values() for at in range(0, len(own), chunk)]
+    queue = _Queue(deque(map(_Task, tasks)))
     limit, broken = workers.flying, False
     flying: dict[Future[Any], _Task[Item]] = {}
     try:

@@ -193,6 +193,22 @@ _GRID: dict[str, Any] = {
 }
 
 
+@functools.lru_cache(maxsize=4)
+def _columns(axes: tuple[tuple[str, tuple[Any, ...]], ...], devices: int) -> dict[str, Array]:
+    """Return every combination of axes that divides the devices; the latest are cached."""
+    sizes = [len(values) for _, values in axes]
+    inner = np.ones(sizes, dtype=np.int64)
+    for at, (name, values) in enumerate(axes):
+        if name in ("tp", "pp", "cp"):
+            inner *= np.array(values).reshape([-1 if k == at else 1 for k in range(len(sizes))])
+    at_each = np.nonzero(devices % inner == 0)
+    columns = {name: np.array(values)[at] for (name, values), at in zip(axes, at_each, strict=True)}
+    columns["dp"] = devices // inner[at_each]
+    for column in columns.values():
+        column.setflags(write=False)
+    return columns
+
+
 class PlanGrid:
     """Predicts every plan of a grid on each point of a sweep, in place of a search.
 
@@ -230,16 +246,8 @@ class PlanGrid:
 
     def columns(self, devices: int) -> dict[str, Array]:
         """Return the plans for a number of devices, as columns for `predict_batch`."""
-        sizes = [len(values) for values in self.axes.values()]
-        inner = np.ones(sizes, dtype=np.int64)
-        for at, name in enumerate(self.axes):
-            if name in ("tp", "pp", "cp"):
-                inner *= self.axes[name].reshape([-1 if k == at else 1 for k in range(len(sizes))])
-        at_each = np.nonzero(devices % inner == 0)
-        columns = {
-            name: values[at] for (name, values), at in zip(self.axes.items(), at_each, strict=True)
-        }
-        return {**columns, "dp": devices // inner[at_each]}
+        axes = tuple((name, tuple(values.tolist())) for name, values in self.axes.items())
+        return dict(_columns(axes, devices))
 
     def __call__(self, point: Point) -> Row:
         """Return the row of a point."""
@@ -271,6 +279,11 @@ def _checked(point: Point, row: Any) -> Row:
                 "number, true, false or None"
             )
     return {**plain, "key": point.key}
+
+
+def _layers_of(point: Point) -> tuple[Model, Cluster]:
+    """Return what the layers of a point take their times from."""
+    return point.model, point.cluster
 
 
 def _rows_of(evaluate: Evaluate, points: list[Point]) -> list[Row]:
@@ -392,7 +405,7 @@ def sweep(
     points: Iterable[Point],
     out: Path | str | None = None,
     executor: Executor | str | None = None,
-    chunk: int = 16,
+    chunk: int = 32,
     threads: int | None = None,
     progress: Progress | None = None,
     evaluate: Evaluate = evaluate_point,
@@ -410,7 +423,8 @@ def sweep(
     executor
         A ``concurrent.futures.Executor``, or a name that `executor_for` takes; by default threads.
     chunk
-        Points of one task, and of one write to disk.
+        Most points of one task, and of one write to disk. A task has points of one model and
+        cluster, whose layers its worker prices once.
     threads
         Threads or processes of a local executor. Rows do not depend on it.
     progress
@@ -463,7 +477,8 @@ def sweep(
         if progress is not None:
             progress(len(rows), len(distinct))
         call = functools.partial(_rows_of, evaluate)
-        for chunk_points, results in run_chunks(call, remaining, chunk, workers):
+        most = min(chunk, max(1, -(-len(remaining) // workers.width)))
+        for chunk_points, results in run_chunks(call, remaining, most, workers, _layers_of):
             if isinstance(results, Lost):
                 results = [blank_row(point, "error", results.reason) for point in chunk_points]
             if journal is not None:

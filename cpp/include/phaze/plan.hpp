@@ -427,7 +427,7 @@ class PlanSpace {
   // Checks that cuts and variants are a valid partition for this layout.
   PlanStatus check_partition(std::size_t layout, const Partition& partition) const;
 
-  // Estimates many plans: number k is the even partition of layouts[k] with variants[k]; -1: each
+  // Estimates `plans`: number k is the even partition of layouts[k] with variants[k]; -1: each
   // stage with its fastest that fits. Calls `put` with the numbers of plans and their estimates,
   // once for each run of plans of one shape (strategy, schedule, stages, chunks, micro-batches),
   // which share most of the work. `times` returns the times of a strategy; `free` has such a
@@ -435,9 +435,9 @@ class PlanSpace {
   // status and NaN as time.
   using TimesOf = std::function<KindTimes(std::size_t)>;
   using Put = std::function<void(std::span<const std::size_t>, std::span<const PlanEstimate>)>;
-  void estimate_even(std::span<const std::int64_t> layouts, std::span<const std::int32_t> variants,
-                     const TimesOf& times, std::span<const TimesOf> free, double usable_bytes,
-                     const Put& put) const;
+  void estimate_even(std::span<const std::size_t> plans, std::span<const std::int64_t> layouts,
+                     std::span<const std::int32_t> variants, const TimesOf& times,
+                     std::span<const TimesOf> free, double usable_bytes, const Put& put) const;
 
   // The step time, memory and energy of a plan. `stages`, if given, receives one entry per stage;
   // `free` has the times of the kFreeLevels levels, or is empty: no parts.

@@ -159,7 +159,8 @@ class EvenGroup {
 
 }  // namespace
 
-void PlanSpace::estimate_even(std::span<const std::int64_t> layouts,
+void PlanSpace::estimate_even(std::span<const std::size_t> plans,
+                              std::span<const std::int64_t> layouts,
                               std::span<const std::int32_t> variants, const TimesOf& times,
                               std::span<const TimesOf> free, double usable_bytes,
                               const Put& put) const {
@@ -167,7 +168,7 @@ void PlanSpace::estimate_even(std::span<const std::int64_t> layouts,
   KindTimes own{};
   std::vector<KindTimes> freed(free.size());
   std::int32_t strategy = -1;
-  for (std::size_t k = 0; k < layouts.size(); ++k) {
+  for (const std::size_t k : plans) {
     const std::size_t layout = at(layouts[k]);
     const LayoutRecord& l = impl_->layouts[layout].record;
     if (!group.takes(l)) group.estimate(own, freed, usable_bytes, put);

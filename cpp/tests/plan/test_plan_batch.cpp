@@ -113,8 +113,11 @@ void a_batch_is_its_plans_one_by_one(unsigned seed) {
     layouts.push_back(layout);
     variants.push_back(variant);
   }
+  std::vector<std::size_t> numbers(plans.size());
+  std::iota(numbers.begin(), numbers.end(), 0);
   c.space.estimate_even(
-      layouts, variants, [&](std::size_t s) { return times_of(0, s); }, free_of, c.memory_limit,
+      numbers, layouts, variants, [&](std::size_t s) { return times_of(0, s); }, free_of,
+      c.memory_limit,
       [&](std::span<const std::size_t> rows, std::span<const PlanEstimate> own) {
         for (std::size_t k = 0; k < rows.size(); ++k) found[rows[k]] = own[k];
       });
