@@ -167,5 +167,4 @@ void energy_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& ba
                         std::span<const EnergyTable> energy, std::span<const double> count,
                         std::span<double> out, int threads);
 
-
 }  // namespace phaze
