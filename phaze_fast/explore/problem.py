@@ -25,7 +25,7 @@ from phaze_fast.opgraph import OFFLOAD, Strategy
 from phaze_fast.planning import Placed, PlanEvaluator, Training
 from phaze_fast.planning.sizes import StrategySizes
 from phaze_fast.planning.times import MAX_NODES, KindTimes
-from phaze_fast.software import BF16, chip_as_run
+from phaze_fast.software import BF16, check_precision, chip_as_run
 from phaze_fast.tables import Array
 
 Chips = Array | PricedChips
@@ -174,6 +174,7 @@ class SearchProblem:
             first, *others = forms[strategy]
             works.append(LayersToBound(first.graph, first.most_hidden, [x.graph for x in others]))
         like = chip_as_run(variant.like(self.like), evaluator.sizes[0].software)
+        check_precision(evaluator.sizes[0].precision, like)
         cluster = variant.cluster(self.cluster)
         bounds_s = roofline_works_s(works, records, cluster, like, threads, tight)
         return bounds_s[[distinct.index(strategy) for strategy in wanted]]

@@ -167,7 +167,7 @@ def recorded_bounds(monkeypatch, one_step, limit_s, kept=3):
 def test_candidates_are_bounded_by_all_steps_while_their_prices_are_kept(monkeypatch):
     calls, _ = recorded_bounds(monkeypatch, False, np.inf)
     parts = ([0, 1, 2], [3, 4, 5], [6])
-    assert calls == [(part, level) for part in parts for level in (2, 3)]
+    assert calls == [(part, level) for part in parts for level in (2, 3, 4)]
     assert recorded_bounds(monkeypatch, True, np.inf)[0] == [([0, 1, 2, 3, 4, 5, 6], 2)]
     assert recorded_bounds(monkeypatch, False, 0.0)[0] == [(part, 2) for part in parts]
 
@@ -213,9 +213,9 @@ def test_the_first_plans_are_made_one_by_one(monkeypatch):
         advance(candidates, one_step=one_step)
 
     monkeypatch.setattr(search, "_advance", noted)
-    monkeypatch.setattr(best_first, "_SEEDS", (12, 9, 4, 2))
+    monkeypatch.setattr(best_first, "_SEEDS", (12, 11, 9, 4, 2))
     search._seed(budgeted=True)
-    assert advanced[:2] == [(1, 12), (2, 9)]
+    assert advanced[:3] == [(1, 12), (2, 11), (3, 9)]
     assert all(count == 1 for level, count in advanced if level == SCHEDULED)
     assert advanced[-1] == (SCHEDULED, 1)
 

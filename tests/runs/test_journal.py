@@ -83,7 +83,8 @@ def test_a_damaged_line_is_put_aside_and_its_point_evaluated_again(tmp_path):
     out = tmp_path / "out"
     whole = sweep(many(5), out=out, evaluate=evaluate)
     results = out / "results.jsonl"
-    lines = results.read_bytes().splitlines()
+    lines = results.read_bytes().splitlines()  # in the order in which points ended
+    lost = [p.key for p in many(5) if any(p.key.encode() in lines[k] for k in (1, 3))]
     lines[1] = lines[1].replace(b"optimal", b"optimam")
     lines[3] = b"\x00\xff not JSON"
     results.write_bytes(b"\n".join(lines) + b"\n")
@@ -93,7 +94,8 @@ def test_a_damaged_line_is_put_aside_and_its_point_evaluated_again(tmp_path):
     assert "2 damaged lines" in table.notes[0]
     assert (out / "results.damaged.jsonl").read_bytes().splitlines() == [lines[1], lines[3]]
     seen = counts(tmp_path / "n")
-    assert [seen[p.key] for p in many(5)] == [1, 2, 1, 2, 1]
+    assert len(lost) == 2
+    assert seen == {p.key: 2 if p.key in lost else 1 for p in many(5)}
     assert sweep(many(5), out=out, evaluate=evaluate).notes == ()
 
 
