@@ -191,6 +191,28 @@ def test_bounds_of_work_count_products_in_the_format_that_they_have(rate):
         assert 0.4 * one_after_another_s < bound_s <= one_after_another_s
 
 
+@pytest.mark.parametrize("fusion", ["none", "full+any"])
+@pytest.mark.parametrize("name", ["gpt2-small", "mixtral-8x7b"])
+def test_no_bound_of_work_exceeds_a_step_and_tight_ones_come_near(name, fusion):
+    axes = {"tensor_core.width": [32, 256], "vector_core.count": [2, 64]}
+    axes |= {"tensor_core.count": [1, 8], "buffer.capacity_bytes": [2**21, 2**28]}
+    spec = pf.hardware.SpaceSpec(name="wide", base=BASE.replace(links=None), axes=axes)
+    groups, model = ChipGroups.of(pf.ArchitectureSpace(spec)), pf.models.load(name)
+    step = STEP.replace(fusion=fusion, micro_batch=(1, 4))
+    (problem,) = problems_of([model.replace(layers=4)], groups, CLUSTER, step)
+    (evaluator,), shares = problem.evaluators, []
+    any_s, at = np.full((len(groups), 1), 1e30), np.zeros(len(groups), dtype=np.int64)
+    for s in range(len(problem)):
+        placed = evaluator.best(s, *problem.schedule(s, groups.records), any_s)
+        exact_s = np.array([row[0].time_s for row in placed])
+        works_s = [problem.works_s([s], groups.records, tight)[0] for tight in (False, True)]
+        roofline, work = (evaluator.work_bounds(s, work_s, at) for work_s in works_s)
+        assert (roofline <= work * (1.0 + 1e-9)).all()
+        assert (work <= exact_s).all()
+        shares.append(work / exact_s)
+    assert np.max(shares) > 0.95
+
+
 def test_problems_of_other_variants_have_other_digests():
     (problem,) = problems_of([MODEL], ChipGroups.of(SPACE), CLUSTER, STEP)
     some = [problem.variants[:k] for k in range(1, 5)] + [problem.variants[::2]]
