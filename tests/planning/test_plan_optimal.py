@@ -381,6 +381,22 @@ def test_bounds_of_interleaved_layouts_are_close():
     assert np.median(ratios) > 0.9
 
 
+@pytest.mark.parametrize("pp", [2, 4, 8, 16])
+def test_bounds_hold_where_the_last_group_of_micro_batches_is_small(pp):
+    """Its backward passes go through all stages while most of them have nothing else to do."""
+    cluster = with_memory(Cluster(devices=16, fabric="dgx-h100", chip="h100"), 400 * 2**30)
+    ratios = []
+    for micro_batches in (pp + 1, 2 * pp - 1, 3 * pp + 1, 5 * pp - 1, 4 * pp + pp // 2):
+        given = {"schedule": "interleaved", "vpp": (2, 4), "pp": pp, "tp": 1, "recompute": "none"}
+        step = Training(global_batch=16 // pp * micro_batches, micro_batch=1, zero=0, **given)
+        for layers in (64, 66):
+            model = pf.models.load("llama2-7b").replace(layers=layers)
+            evaluator, times = evaluator_of(model, cluster, step)
+            ratios += check_layouts(evaluator, times)
+    assert len(ratios) >= 10
+    assert np.median(ratios) > 0.9
+
+
 def test_bounds_count_what_layouts_exchange_during_passes():
     """With ZeRO 3 on a slow interconnect a step is mostly exchanges."""
     cluster = Cluster(devices=16, fabric=FlatFabric(name="slow", bandwidth_bytes_per_s=1e9))
